@@ -457,11 +457,14 @@ def lint(session: nox.Session) -> None:
     environment.run("ruff", "format", "--check", *(session.posargs or ["."]))
     environment.run("python", ROOT / ".ci" / "stubs.py", "--check")
     environment.run("python", ROOT / ".ci" / "house.py")
-    public = WORKSHOP / "public_names.py"  # those of Accelerate's interface, which count as used
+    public = WORKSHOP / "public_names.py"  # names that count as used: Accelerate's interface, and what text names
     words = re.findall(r"[A-Za-z_]\w*", (PACKAGES["accelerate"].folder / "tests/surface/surface.json").read_text())
+    sources = [package.folder / "src" for package in PACKAGES.values()]
+    for path in (file for folder in sources for file in (*folder.rglob("*.py"), folder.parent / "pyproject.toml")):
+        # Entry points, and names that are imported at first use.
+        words += re.findall(r'"[\w.]+:(\w+)"', path.read_text())
     public.write_text("\n".join(word for word in words if not keyword.iskeyword(word)))
-    readers = [ROOT / name for name in ("tests-integration", "examples", "benchmarks", "docs")]
-    read = (*(package.folder / "src" for package in PACKAGES.values()), *readers, public)
+    read = (*sources, *(ROOT / name for name in ("tests-integration", "examples", "benchmarks", "docs")), public)
     listed = str(environment.run("vulture", *read, silent=True, success_codes=(0, 3)))
     unused = [line for line in listed.splitlines() if line.startswith("packages")]
     if unused:

@@ -43,24 +43,14 @@ def parts(package: str) -> dict[str, list[str]]:
 
 
 def _public_names(path: Path) -> list[str]:
-    """Return what a module lists in `__all__` and defines itself."""
-    tree = ast.parse(path.read_text())
-    listed: list[str] = []
-    defined = set()
-    for node in tree.body:
+    """Return the functions, classes and values that a module defines, without those that begin with `_`."""
+    defined: list[str] = []
+    for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            defined.add(node.name)
-        targets: list[ast.expr] = []
-        if isinstance(node, ast.Assign):
-            targets = node.targets
-        elif isinstance(node, ast.AnnAssign):
-            targets = [node.target]
-        for target in targets:
-            if isinstance(target, ast.Name):
-                defined.add(target.id)
-                if target.id == "__all__" and isinstance(node.value, ast.List):
-                    listed = [ast.literal_eval(item) for item in node.value.elts if isinstance(item, ast.Constant)]
-    return [name for name in listed if name in defined]
+            defined.append(node.name)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        defined += [target.id for target in targets if isinstance(target, ast.Name)]
+    return sorted({name for name in defined if not name.startswith("_")})
 
 
 def navigation() -> list[Any]:

@@ -149,11 +149,8 @@ def run_examples(modules: list[str], folder: Path, variables: dict[str, str]) ->
 
 def _defined_in(module: ModuleType) -> dict[str, Any]:
     """Return what a module defines, without what it imports: an example imports the rest."""
-    listed = getattr(module, "__all__", ())
     return {
-        name: value
-        for name, value in vars(module).items()
-        if name in listed or getattr(value, "__module__", None) == module.__name__
+        name: value for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__
     }
 
 

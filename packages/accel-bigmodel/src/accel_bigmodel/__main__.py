@@ -9,8 +9,6 @@ from accel_bigmodel.commands import estimate
 from accel_core.errors import AccelError, ConfigurationError
 from accel_core.options.engines import load
 
-__all__ = ["main", "run_one_of"]
-
 
 def run_one_of(
     commands: Sequence[ModuleType], package: str, description: str, arguments: Sequence[str] | None = None

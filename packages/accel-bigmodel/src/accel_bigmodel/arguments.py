@@ -2,8 +2,6 @@
 
 import argparse
 
-__all__ = ["DTYPES", "add_arguments"]
-
 DTYPES = ("float32", "float16", "int8", "int4")
 
 

@@ -31,8 +31,6 @@ from accel_core.logging import get_logger
 from accel_core.modules import packed
 from accel_core.modules.compilation import is_compiled_module
 
-__all__ = ["cpu_offload", "cpu_offload_with_hook", "disk_offload", "dispatch_model", "load_checkpoint_and_dispatch"]
-
 logger = get_logger(__name__)
 
 

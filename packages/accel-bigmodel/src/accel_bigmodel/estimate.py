@@ -20,16 +20,6 @@ from accel_core.host import environ
 from accel_core.host.availability import is_timm_available
 from accel_core.modules.sizes import written_size
 
-__all__ = [
-    "add_timm_hub_prefix",
-    "create_ascii_table",
-    "create_empty_model",
-    "estimate_command",
-    "estimate_command_parser",
-    "estimate_training_usage",
-    "gather_data",
-]
-
 # Also dtypes that pack several numbers into a byte, whose itemsize says less than their name.
 _COUNTED = re.compile(r"torch\.(?:u?int|b?float)(\d+)\w*")
 

@@ -9,8 +9,6 @@ from accel_bigmodel.sizes import number_or_text
 from accel_core.errors import ConfigurationError, expect
 from accel_core.modules.sizes import convert_file_size_to_int
 
-__all__ = ["accelerator_module", "get_max_memory", "used_here"]
-
 _NAMED = ("mps", "cpu", "disk")
 
 

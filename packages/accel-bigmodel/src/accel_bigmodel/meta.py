@@ -16,8 +16,6 @@ from accel_bigmodel._torch import make_subclass
 from accel_core.host import environ
 from accel_core.modules import packed
 
-__all__ = ["as_parameter", "init_empty_weights", "init_on_device", "own_attributes"]
-
 
 @dataclass(eq=False)
 class _Placement:

@@ -22,8 +22,6 @@ from accel_core.process.world import ensure
 if TYPE_CHECKING:
     from torch.distributed.pipelining import ScheduleGPipe
 
-__all__ = ["build_pipeline", "find_pippy_batch_size", "generate_device_map", "pippy_forward", "prepare_pippy"]
-
 
 def generate_device_map(
     model: nn.Module,

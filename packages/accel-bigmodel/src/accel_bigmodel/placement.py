@@ -16,17 +16,6 @@ from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype
 from accel_core.modules.traversal import owner_of
 
-__all__ = [
-    "as_device",
-    "check_device_same",
-    "in_normal_mode",
-    "moved_tensors",
-    "normal_tensors",
-    "retie_parameters",
-    "set_module_tensor_to_device",
-]
-
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 

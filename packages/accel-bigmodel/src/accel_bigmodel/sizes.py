@@ -9,16 +9,6 @@ from torch import nn
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.options.enums import CustomDtype
 
-__all__ = [
-    "calculate_maximum_sizes",
-    "compute_module_sizes",
-    "compute_module_total_buffer_size",
-    "get_max_layer_size",
-    "get_module_leaves",
-    "named_tensors",
-    "number_or_text",
-]
-
 Dtype = str | torch.dtype | CustomDtype
 
 

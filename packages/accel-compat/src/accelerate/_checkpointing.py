@@ -23,8 +23,6 @@ from accel_core.checkpoint.report import RestoreReport
 from accel_core.checkpoint.run import BareRun
 from accel_core.process import world as process
 
-__all__ = ["load_accelerator_state", "load_custom_state", "save_accelerator_state", "save_custom_state"]
-
 
 def save_accelerator_state(
     output_dir: str,

@@ -8,31 +8,6 @@ from accel_launch import cli
 from accel_launch.settings.location import config_folder
 from accelerate._version import __version__
 
-__all__ = [
-    "DYNAMO_BACKENDS",
-    "SubcommandHelpFormatter",
-    "cache_dir",
-    "clean_option",
-    "config_description",
-    "default_config_file",
-    "default_description",
-    "default_json_config_file",
-    "default_yaml_config_file",
-    "hf_cache_home",
-    "main",
-    "main_config",
-    "main_env",
-    "main_estimate",
-    "main_launch",
-    "main_merge",
-    "main_test",
-    "main_tpu",
-    "merge_description",
-    "options_to_group",
-    "update_description",
-    "version",
-]
-
 version = __version__.partition("+")[0]  # as `accelerate.__version__`
 
 cache_dir = str(config_folder())

@@ -8,8 +8,6 @@ from torch import nn
 
 from accel_core.modules.compilation import compile_regions_in_place
 
-__all__ = ["compile_regions_deepspeed"]
-
 
 def compile_regions_deepspeed(module: nn.Module, **compile_kwargs: Any) -> None:
     """Compile the repeated blocks of a model that DeepSpeed will shard, and the modules outside them, in place."""

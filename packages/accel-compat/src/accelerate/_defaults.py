@@ -7,8 +7,6 @@ from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.tracking.settings import TrackerKwargs
 
-__all__ = ["choose"]
-
 
 def choose() -> None:
     """Divide short windows by their full length, pass over missing trackers, and let scripts skip and save alone."""

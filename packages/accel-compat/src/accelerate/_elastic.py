@@ -1,7 +1,5 @@
 """Words of torch's elastic launcher (`torch.distributed.run`)."""
 
-__all__ = ["ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION", "TORCH_LAUNCH_PARAMS"]
-
 ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION = "2.2.0"  # the first torch whose launcher takes a template
 
 TORCH_LAUNCH_PARAMS = [

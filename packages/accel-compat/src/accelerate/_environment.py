@@ -11,14 +11,6 @@ from typing import Any, TypeVar
 
 from accel_core.host import environ
 
-__all__ = [
-    "convert_dict_to_env_variables",
-    "get_int_from_env",
-    "parse_choice_from_env",
-    "parse_flag_from_env",
-    "purge_accelerate_environment",
-]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _UNSAFE = re.compile(r"[;\n<> ]")

@@ -7,8 +7,6 @@ from packaging.version import Version
 
 from accelerate._version import __version__
 
-__all__ = ["check"]
-
 _DECLARED = ("accelerate", "accel-all")  # whose bounds hold for siblings
 _NAME = re.compile(r"accel-\w+")
 _BOUND = re.compile(r"(>=|<)([\w.]+)")

@@ -28,23 +28,6 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = [
-    "compile_regions_fsdp2",
-    "ensure_weights_retied",
-    "fsdp2_apply_ac",
-    "fsdp2_canonicalize_names",
-    "fsdp2_load_full_state_dict",
-    "fsdp2_prepare_auto_wrap_policy",
-    "fsdp2_prepare_model",
-    "fsdp2_switch_optimizer_parameters",
-    "get_fsdp2_grad_scaler",
-    "get_parameters_from_modules",
-    "load_fsdp_model",
-    "load_fsdp_optimizer",
-    "save_fsdp_model",
-    "save_fsdp_optimizer",
-]
-
 _T = TypeVar("_T")
 
 

@@ -7,11 +7,6 @@ from typing import Any
 from accel_core.errors import MissingDependencyError
 from accel_core.host.availability import is_timm_available, is_transformers_available
 
-__all__ = [
-    "check_has_model",
-    "verify_on_hub",
-]
-
 
 def check_has_model(error: Exception) -> str:
     """Return which library said that it does not know a model, "timm" or "transformers"; "unknown" for other errors."""

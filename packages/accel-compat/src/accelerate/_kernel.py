@@ -7,8 +7,6 @@ import platform
 
 from packaging.version import InvalidVersion, Version
 
-__all__ = ["check_os_kernel"]
-
 _OLDEST = Version("5.5")
 _logger = logging.getLogger(__name__)
 

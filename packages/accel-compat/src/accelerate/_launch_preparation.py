@@ -22,17 +22,6 @@ from accel_launch.settings.child import child_environment, engine_environment
 from accel_launch.settings.config import BaseConfig, SageMakerConfig, load_config_from_file
 from accelerate._machine import USUAL_PORT
 
-__all__ = [
-    "env_var_path_add",
-    "prepare_deepspeed_cmd_env",
-    "prepare_extend_env_parallelism_config",
-    "prepare_multi_gpu_env",
-    "prepare_sagemager_args_inputs",
-    "prepare_simple_launcher_cmd_env",
-    "prepare_tpu",
-    "setup_fp8_env",
-]
-
 
 def prepare_sagemager_args_inputs(
     sagemaker_config: SageMakerConfig, args: argparse.Namespace

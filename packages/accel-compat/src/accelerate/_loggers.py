@@ -6,8 +6,6 @@ import logging
 
 from accel_core.options.engines import PUBLIC
 
-__all__ = ["govern_records"]
-
 _WRITERS = {
     **{known.module: "accelerate" for known in PUBLIC},  # engines of others too
     "accel": "accelerate",

@@ -13,19 +13,6 @@ from accel_core.errors import DeviceUnavailableError
 from accel_core.host import availability, environ
 from accelerate import _availability
 
-__all__ = [
-    "USUAL_PORT",
-    "CPUInformation",
-    "are_libraries_initialized",
-    "check_cuda_fp8_capability",
-    "check_cuda_p2p_ib_support",
-    "get_cpu_distributed_information",
-    "get_current_device_type",
-    "get_driver_version",
-    "get_gpu_info",
-    "is_port_in_use",
-]
-
 USUAL_PORT = 29500
 
 _FP8_CAPABILITY = (8, 9)  # Ada; Hopper is 9.0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["merge_dicts"]
-
 
 def merge_dicts(source: dict[str, Any], destination: dict[str, Any]) -> dict[str, Any]:
     """Lay `source` over `destination`, level by level and in place."""

@@ -12,12 +12,6 @@ from torch import Tensor, nn
 from accel_core.checkpoint import tensor_file
 from accel_core.modules.unwrap import extract_model_from_parallel
 
-__all__ = [
-    "clean_state_dict_for_safetensors",
-    "get_module_children_bottom_up",
-    "is_peft_model",
-]
-
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a state dict that safetensors can hold: each piece of memory under its first name, all contiguous."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import reduce
 from typing import Any
 
-__all__ = ["get_pretty_name", "recursive_getattr"]
-
 
 def get_pretty_name(obj: object) -> str:
     """Return a name to show for an object: its own, or that of its class, or its text."""

@@ -16,20 +16,6 @@ from accel_core.comm.tree import recursively_apply
 from accel_core.errors import CollectiveError, DataError, UnsupportedTypeError
 from accel_core.process.world import World, ensure
 
-__all__ = [
-    "TENSOR_INT_TO_DTYPE",
-    "TENSOR_TYPE_TO_INT",
-    "GatheredParameters",
-    "TensorInformation",
-    "copy_tensor_to_devices",
-    "get_data_structure",
-    "get_shape",
-    "ignorant_find_batch_size",
-    "initialize_tensors",
-    "is_tensor_information",
-    "is_torch_xpu_tensor",
-]
-
 TENSOR_TYPE_TO_INT = {
     torch.float32: 1,  # the numbers are Accelerate's
     torch.float64: 2,

@@ -22,8 +22,6 @@ from accel_core.plugins import (
 from accel_core.state import gradient, process, run
 from accel_parallel.plugin import FullyShardedDataParallelPlugin  # its old path would look for engines
 
-__all__ = ["carry_old_names"]
-
 _HOMES = {
     "accelerate.state": (gradient.GradientState, process.PartialState, run.AcceleratorState),
     "accelerate.parallelism_config": (parallelism.ParallelismConfig,),

@@ -14,13 +14,6 @@ from accel_core.precision.fp8.torchao import filter_linear_layers, find_first_la
 from accel_core.precision.outputs import convert_to_fp32
 from accel_core.state.run import AcceleratorState
 
-__all__ = [
-    "ConvertOutputsToFp32",
-    "filter_first_and_last_linear_layers",
-    "get_mixed_precision_context_manager",
-]
-
-
 # What fp8 layers leave is computed in bf16.
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 

@@ -19,8 +19,6 @@ from accel_core import _lazy
 from accel_core.host.availability import has_module
 from accel_core.options.engines import PUBLIC, bring
 
-__all__ = ["RebindableModule", "write_through"]
-
 _ENGINE = {
     *("accel", "accel_bigmodel", "accel_core", "accel_launch", "accel_plan", "accel_quant"),
     *("accel_trackers", "accel_verify"),

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["RegressionDataset", "RegressionModel"]
-
 _NOISE = 0.1
 
 

@@ -6,8 +6,6 @@ import sys
 
 import torch
 
-__all__ = ["get_model_tp_size", "model_has_dtensor"]
-
 
 def model_has_dtensor(model: torch.nn.Module) -> bool:
     """Return whether any parameter of `model` is a `DTensor`."""

@@ -10,8 +10,6 @@ from accel_core.errors import StateError
 if TYPE_CHECKING:
     from accel_deepspeed.plugin import DeepSpeedPlugin
 
-__all__ = ["ThreadLocalSharedDict", "get_active_deepspeed_plugin"]
-
 
 class ThreadLocalSharedDict(threading.local):
     """A descriptor that holds one dictionary for each thread, for runtimes that run ranks as threads."""

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from accel_core.devices import registry
 
-__all__ = ["device_count", "get_backend", "memory_allocated_func", "torch_device"]
-
 _MEMORY = {"mps": "current_allocated_memory"}
 """Names of the function that counts bytes, where it is not `memory_allocated`."""
 

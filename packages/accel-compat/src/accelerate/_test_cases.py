@@ -11,8 +11,6 @@ from unittest import mock
 
 from accel_core.state import reset_all
 
-__all__ = ["AccelerateTestCase", "MockingTestCase", "TempDirTestCase"]
-
 
 class TempDirTestCase(unittest.TestCase):
     """Tests with a folder of their own, `tmpdir`, which goes when the last one has ended."""

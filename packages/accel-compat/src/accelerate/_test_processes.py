@@ -20,21 +20,6 @@ from accel_core.comm.collectives import gather
 from accel_core.host import environ
 from accelerate._test_backend import device_count
 
-__all__ = [
-    "DEFAULT_LAUNCH_COMMAND",
-    "RunOutput",
-    "SubprocessCallException",
-    "are_the_same_tensors",
-    "assert_exception",
-    "capture_call_output",
-    "execute_subprocess_async",
-    "get_launch_command",
-    "get_torch_dist_unique_port",
-    "path_in_accelerate_package",
-    "pytest_xdist_worker_id",
-    "run_command",
-]
-
 _FIRST_PORT = 29500
 
 

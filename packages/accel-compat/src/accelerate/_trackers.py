@@ -6,7 +6,5 @@ is, as a dict: from then on it is one, for the engine too.
 
 from accel_core.tracking import discovery
 
-__all__ = ["LOGGER_TYPE_TO_CLASS"]
-
 LOGGER_TYPE_TO_CLASS = dict(discovery.LOGGER_TYPE_TO_CLASS)
 discovery.LOGGER_TYPE_TO_CLASS = LOGGER_TYPE_TO_CLASS

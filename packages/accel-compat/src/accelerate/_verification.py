@@ -13,8 +13,6 @@ from accel_core.errors import RankDisagreementError, RankView
 from accel_core.process import callsite
 from accel_core.process.world import ensure
 
-__all__ = ["DistributedOperationException", "chained_operation", "verify_operation"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 DistributedOperationException = RankDisagreementError

@@ -5,8 +5,6 @@ from __future__ import annotations
 from accel_parallel.checkpoint.merge import merge_folder
 from accel_parallel.checkpoint.merge_command import LARGEST_FILE
 
-__all__ = ["merge_fsdp_weights"]
-
 
 def merge_fsdp_weights(
     checkpoint_dir: str, output_path: str, safe_serialization: bool = True, remove_checkpoint_dir: bool = False

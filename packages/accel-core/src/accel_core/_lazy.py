@@ -14,8 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["attach", "attach_modules", "while_loading", "without_collection"]
-
 
 @contextmanager
 def without_collection() -> Iterator[None]:

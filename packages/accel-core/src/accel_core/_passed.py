@@ -6,8 +6,6 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
 
-__all__ = ["Passed", "PassedOn"]
-
 _T = TypeVar("_T")
 
 

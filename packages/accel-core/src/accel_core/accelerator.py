@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
     from accel_core.metering import Meter
 
-__all__ = ["Accelerator"]
-
 _LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
 _A = TypeVar("_A", bound="Accelerator")
 _T = TypeVar("_T")

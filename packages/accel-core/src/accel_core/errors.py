@@ -40,42 +40,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
-__all__ = [
-    "AccelError",
-    "CheckpointDamagedError",
-    "CheckpointError",
-    "CheckpointMismatchError",
-    "CheckpointNotFoundError",
-    "CollectiveError",
-    "ConfigurationError",
-    "DataError",
-    "DeviceMapError",
-    "DeviceUnavailableError",
-    "DoubleShardingError",
-    "EngineUnavailableError",
-    "LaunchError",
-    "MissingDependencyError",
-    "OffloadError",
-    "OffloadFolderError",
-    "OutOfMemoryError",
-    "PartView",
-    "PreparationError",
-    "QuantizationError",
-    "RankDisagreementError",
-    "RankView",
-    "RemoteRankError",
-    "StateError",
-    "StateResetError",
-    "TorchVersionError",
-    "TrackerError",
-    "TrackerInterfaceError",
-    "UnknownBatchSizeError",
-    "UnsafeCheckpointError",
-    "UnsupportedTypeError",
-    "expect",
-    "expect_flags",
-]
-
 _PLAIN = (str, bytes, int, float, list, tuple, dict)
 _SHORT = 40
 

@@ -16,8 +16,6 @@ from accel_core.optim.optimizer import AcceleratedOptimizer
 if TYPE_CHECKING:
     from accel_core.runtime import Runtime
 
-__all__ = ["Extension"]
-
 
 class Extension:
     """Takes part in a run. Every method here leaves the run as it is; a subclass overrides what it needs.

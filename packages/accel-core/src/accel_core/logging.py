@@ -12,8 +12,6 @@ from accel_core.host import environ
 from accel_core.process import rendezvous
 from accel_core.process.world import current
 
-__all__ = ["MultiProcessAdapter", "get_logger"]
-
 
 class MultiProcessAdapter(logging.LoggerAdapter):  # type: ignore[type-arg]  # generic only for type checkers before 3.11
     """A logger that writes on the main process alone, unless it is told otherwise.

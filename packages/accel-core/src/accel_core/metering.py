@@ -39,8 +39,6 @@ from accel_core.plugins.handlers import MeterKwargs
 if TYPE_CHECKING:
     from accel_core.runtime import Runtime
 
-__all__ = ["Measurement", "Meter"]
-
 _logger = get_logger(__name__)
 _PARTS = ("waiting", "forward", "backward", "exchange", "optimizer", "saving", "rest", "evaluation")
 _WAITING, _FORWARD, _BACKWARD, _EXCHANGE, _OPTIMIZER, _, _REST, _EVALUATION = range(len(_PARTS))

@@ -11,8 +11,6 @@ import torch
 
 from accel_core.plugins.handlers import ProfileKwargs
 
-__all__ = ["PROFILE_PATTERN_NAME", "profile"]
-
 PROFILE_PATTERN_NAME = "profile_{suffix}.json"
 
 

@@ -17,8 +17,6 @@ from accel_core.process import rendezvous
 from accel_core.process.world import current, ensure
 from accel_core.state.run import loss_part
 
-__all__ = ["set_seed", "synchronize_rng_state", "synchronize_rng_states"]
-
 _NUMPY_SEEDS = 2**32
 
 

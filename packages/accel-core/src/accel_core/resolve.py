@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from accel_core.plugins.fsdp import FullyShardedDataParallelPlugin
     from accel_core.plugins.megatron import MegatronLMPlugin
 
-__all__ = ["UNSET", "Arguments", "arguments_now", "resolve"]
-
-
 _logger = get_logger(__name__)
 
 

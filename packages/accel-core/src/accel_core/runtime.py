@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
     from accel_core.checkpoint import background
 
-__all__ = ["Runtime"]
-
 _PREPARED = ("models", "optimizers", "schedulers", "dataloaders")
 _REGISTERED = ("custom_objects", "save_state_pre_hooks", "load_state_pre_hooks")
 

@@ -11,8 +11,6 @@ from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host.availability import has_module
 from accel_core.process import rendezvous, world
 
-__all__ = ["byte_bar", "moved", "on_terminal", "tqdm"]
-
 T = TypeVar("T")
 _bars: list[Any] = []
 """The bar of bytes that is shown."""

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 
     from accel_core.strategies.parts import Parts
 
-__all__ = [
-    "Filling", "Members", "fill", "fill_all", "formats_of", "refuse_contradictions", "refuse_format",
-    "refuse_stand_ins", "set_number_format", "steps_of",
-]  # fmt: skip
-
 _logger = logging.getLogger(__name__)
 
 _MICRO, _GLOBAL, _STEPS = "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"

@@ -16,8 +16,6 @@ from accel_deepspeed.gradients import gradients_of
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-__all__ = ["DeepSpeedEngineWrapper", "DeepSpeedOptimizerWrapper", "DeepSpeedSchedulerWrapper", "Engine"]
-
 
 class Engine:
     """A DeepSpeed engine and the state of its accumulation window; it also steps its optimizer.

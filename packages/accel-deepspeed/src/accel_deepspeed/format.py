@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
     from torch import nn
 
-__all__ = ["EngineFormat"]
-
 _LATEST = "latest"
 _OF_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_")
 

@@ -17,8 +17,6 @@ from accel_core.errors import PreparationError
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-__all__ = ["Gradients", "gradients_of"]
-
 _NO_STEP_YET = -1
 
 _Group = tuple[torch.Tensor, list[torch.Tensor]]

@@ -10,8 +10,6 @@ import torch
 from accel_core.errors import PreparationError, StateError
 from accel_deepspeed.engines import Engine
 
-__all__ = ["engine_of"]
-
 _RECOMPUTED = "CheckpointFunction"
 """Part of the names of graph nodes that recompute the forward pass, and so hide the parameters behind them."""
 

@@ -18,8 +18,6 @@ from accel_core.host import environ
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-__all__ = ["as_local_rank", "destroy", "load", "wait_for_locks"]
-
 _logger = logging.getLogger(__name__)
 
 

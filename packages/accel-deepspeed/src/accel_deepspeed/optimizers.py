@@ -11,8 +11,6 @@ import torch
 from accel_core.errors import PreparationError
 from accel_deepspeed.plugin import DeepSpeedPlugin, DummyOptim
 
-__all__ = ["for_the_host", "map_pytorch_optim_to_deepspeed"]
-
 _logger = logging.getLogger(__name__)
 
 _CPU_VERSIONS = {

@@ -5,8 +5,6 @@ from typing import ClassVar
 from accel_core._records import record
 from accel_core.options.option import Prompt, boolean, names, number_or_auto, option
 
-__all__ = ["OFFLOAD_DEVICES", "PLACES", "DeepSpeedOptions"]
-
 OFFLOAD_DEVICES = ("none", "cpu", "nvme")
 PLACES = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",

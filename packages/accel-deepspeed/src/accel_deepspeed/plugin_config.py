@@ -11,8 +11,6 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError
 
-__all__ = ["HfDeepSpeedConfig"]
-
 _OFFLOADING = ("cpu", "nvme")
 
 

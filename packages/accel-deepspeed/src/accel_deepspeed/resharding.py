@@ -22,8 +22,6 @@ from accel_deepspeed.zero_layout import SHARDED_STAGE, Layout, Stretch
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-__all__ = ["contents"]
-
 _OF_RUN = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
 """What an optimizer saves besides its parts, the same on all ranks."""
 

@@ -2,8 +2,6 @@
 
 from accel_core.options.engines import Engine
 
-__all__ = ["ENGINE", "SEQUENCES"]
-
 _OLDEST = "0.19.8"
 """The first version whose steps are those of one process in every stage: 0.19.6 makes others in stage 3."""
 

@@ -18,8 +18,6 @@ from accel_core.errors import DataError, PreparationError
 from accel_core.mesh.layout import Layout
 from accel_core.state.gradient import GradientState
 
-__all__ = ["Sharing", "adapt", "feeds_parts"]
-
 
 @record(frozen=True)
 class Sharing:

@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.optimizer import ParamsT
 
-__all__ = ["DummyOptim", "DummyScheduler"]
-
 
 class DummyOptim:
     """Takes the place of the optimizer that the DeepSpeed configuration defines.

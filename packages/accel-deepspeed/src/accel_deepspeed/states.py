@@ -17,8 +17,6 @@ from accel_core.checkpoint import pickles
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-__all__ = ["RECOVERY", "classes", "contents", "expected", "load_into", "placeholders", "read", "save_from"]
-
 RECOVERY = "zero_to_fp32.py"
 """DeepSpeed's script that consolidates the 32-bit weights of a folder; DeepSpeed saves a copy in each."""
 

@@ -44,8 +44,6 @@ from accel_deepspeed.ulysses import SequenceParallel
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-__all__ = ["DeepSpeedStrategy"]
-
 _L = TypeVar("_L")
 
 

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
     from transformers import PretrainedConfig
 
-__all__ = ["SequenceParallel", "Ulysses", "groups_of", "refuse"]
-
 _Attention = Callable[..., tuple[torch.Tensor, Any]]
 
 _WHOLE_LAYERS = ("full_attention", "attention")

@@ -16,8 +16,6 @@ from accel_core.modules.unwrap import canonical_name
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
-__all__ = ["gathered", "is_sharded", "is_split", "joined", "load_into", "refuse_ungathered", "state_of", "weights_of"]
-
 
 def is_sharded(model: torch.nn.Module) -> bool:
     """Return whether stage 3 has sharded the parameters of a model."""

@@ -23,8 +23,6 @@ from accel_core.modules.unwrap import canonical_name
 from accel_deepspeed import zero_layout
 from accel_deepspeed.zero_layout import SHARDED_STAGE, Layout, Stretch
 
-__all__ = ["ZeroFolder", "layout_of", "reader_of"]
-
 _MODEL, _OPTIMIZER = "_model_states.pt", "_optim_states.pt"
 _NAME = re.compile(r"(?:bf16_)?(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<slice>\d+)(?:_model|_optim)_states\.pt")
 _SHOWN = 8

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from accel_core._records import record
 
-__all__ = ["SHARDED_STAGE", "Layout", "Stretch", "of_groups", "of_parameters", "part_of"]
-
 SHARDED_STAGE = 3
 """The ZeRO stage that shards weights."""
 

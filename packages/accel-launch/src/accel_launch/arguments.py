@@ -14,8 +14,6 @@ from accel_launch.settings.given import GIVEN
 from accel_launch.settings.metavars import metavar_of
 from accel_launch.terminal import colors_wanted, paint
 
-__all__ = ["Group", "HelpFormatter", "Parser"]
-
 _FLAG = re.compile(r"(?<![\w-])(--?[a-zA-Z][\w-]*)")
 _HEADING = re.compile(r"^([A-Z][^\n]*:)$", re.MULTILINE)
 

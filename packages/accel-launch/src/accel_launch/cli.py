@@ -19,9 +19,6 @@ from accel_launch.arguments import Parser
 from accel_launch.command import AnyCommand, Command, resolve_runner
 from accel_launch.terminal import colors_wanted, paint
 
-__all__ = ["BUILT_IN", "build_parser", "find_command", "main"]
-
-
 _ENTRY_POINT_GROUP = "accel.commands"
 """Entry-point group under which other distributions offer commands."""
 

@@ -28,8 +28,6 @@ from typing import NamedTuple, TypeAlias
 
 from accel_launch.imports import load
 
-__all__ = ["AnyCommand", "Command", "Runner", "resolve_runner"]
-
 Runner = Callable[[argparse.Namespace], int | None]
 """A function that carries a command out and returns its exit status."""
 

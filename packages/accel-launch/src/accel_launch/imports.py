@@ -9,8 +9,6 @@ import sys
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["load"]
-
 
 def load(name: str) -> ModuleType:
     """Import a module, and exempt the objects it made from later garbage collections (`gc.freeze`)."""

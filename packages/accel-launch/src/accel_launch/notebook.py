@@ -22,8 +22,6 @@ from accel_core.options.enums import PRECISIONS
 from accel_core.process import world
 from accel_launch.settings.devices import count_gpus
 
-__all__ = ["EarlyUseError", "PrepareForLaunch", "debug_launcher", "initialized_by", "notebook_launcher", "test_launch"]
-
 
 class EarlyUseError(StateError, ValueError):
     """An Accelerator was made or CUDA was used before the processes were started, which only they may do."""

@@ -13,8 +13,6 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import LaunchError
 from accel_launch.settings.layout import counted
 
-__all__ = ["main"]
-
 _SAMPLES, _BATCH, _STEPS = 37, 4, 3
 _SIZE, _RATE = 1 / 16, 25.6
 """Largest input, and the learning rate that is right for it; scaled gradients of larger ones would overflow fp16."""

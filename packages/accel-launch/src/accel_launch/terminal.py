@@ -6,8 +6,6 @@ from typing import TextIO
 
 from accel_core.host import environ
 
-__all__ = ["colors_wanted", "flush_output", "paint", "progress", "say"]
-
 _CODES = {"heading": "1", "flag": "36", "error": "1;31", "faint": "2", "good": "32", "warning": "33"}
 
 

@@ -15,8 +15,6 @@ from accel_core.errors import ConfigurationError
 from accel_megatron import library
 from accel_megatron.plugin import MegatronLMPlugin
 
-__all__ = ["Degrees", "build", "configured", "degrees_of", "known", "number_format", "refuse_unhonored"]
-
 _logger = logging.getLogger(__name__)
 
 _DEFAULTS: dict[str, Any] = {

@@ -12,8 +12,6 @@ from accel_core.errors import DataError
 from accel_megatron import library
 from accel_megatron.run import MegatronRun
 
-__all__ = ["IGNORED", "bert_batch", "check", "decoder_mask", "gpt_batch", "micro_batches", "pair_mask", "t5_batch"]
-
 IGNORED = -100
 """The label of tokens that are left out of the loss, as in transformers."""
 

@@ -12,14 +12,6 @@ from accel_core.errors import PreparationError
 from accel_megatron import arguments, groups, models, optimizers
 from accel_megatron.run import current
 
-__all__ = [
-    "finish_mpu_init",
-    "initialize",
-    "prepare_model_optimizer_scheduler",
-    "prepare_optimizer",
-    "prepare_scheduler",
-]
-
 
 def initialize(
     accelerator: object,

@@ -18,8 +18,6 @@ from accel_megatron.run import MegatronRun, current
 from accel_megatron.steps import AbstractTrainStep, BertTrainStep, GPTTrainStep, T5TrainStep
 from accel_megatron.wrappers import MegatronLMOptimizerWrapper
 
-__all__ = ["MegatronEngine", "StepResult"]
-
 _logger = logging.getLogger(__name__)
 
 _STEPS: dict[str, Callable[..., AbstractTrainStep]] = {"gpt": GPTTrainStep, "bert": BertTrainStep, "t5": T5TrainStep}

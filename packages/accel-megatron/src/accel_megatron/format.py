@@ -29,8 +29,6 @@ from accel_parallel.checkpoint import writer
 from accel_parallel.checkpoint.metadata import METADATA_NAME
 from accel_parallel.checkpoint.reader import ShardFolder
 
-__all__ = ["EngineFormat"]
-
 _FOLDER = "pytorch_model_megatron"
 _COMMON = "common.pt"
 _BACKEND = ("torch_dist", 1)

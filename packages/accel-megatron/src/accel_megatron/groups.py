@@ -12,8 +12,6 @@ from accel_megatron import library
 from accel_megatron.arguments import Degrees, degrees_of
 from accel_megatron.run import MegatronRun
 
-__all__ = ["join", "lay_out", "seed_of"]
-
 
 def lay_out(rank: int, world_size: int, degrees: Degrees) -> Layout:
     """Return the layout of the ranks in megatron-core's order: tensor fastest, then context, data and pipeline."""

@@ -7,8 +7,6 @@ from types import ModuleType
 
 from accel_core.host import availability
 
-__all__ = ["core", "has_transformer_engine", "training_arguments"]
-
 
 def core(name: str) -> ModuleType:
     """Import a module of megatron-core."""

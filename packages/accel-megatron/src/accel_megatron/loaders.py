@@ -14,8 +14,6 @@ from accel_core.errors import ConfigurationError, PreparationError
 from accel_megatron import library
 from accel_megatron.run import MegatronRun, current
 
-__all__ = ["DatasetIterator", "MegatronLMDummyDataLoader", "batch_size_of", "enlarge", "prepare_data_loader"]
-
 _SPLITS = 3
 
 

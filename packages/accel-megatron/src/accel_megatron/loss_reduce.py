@@ -11,8 +11,6 @@ from torch import distributed as dist
 from accel_core.comm.tree import recursively_apply
 from accel_megatron import library
 
-__all__ = ["avg_losses_across_data_parallel_group", "gather_across_data_parallel_groups"]
-
 
 def avg_losses_across_data_parallel_group(losses: Sequence[torch.Tensor]) -> torch.Tensor:
     """Average losses over the data-parallel group; every rank of the group calls it."""

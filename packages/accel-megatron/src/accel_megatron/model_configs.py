@@ -5,16 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-__all__ = [
-    "MODEL_CONFIGS_TO_MEGATRON_PARSERS",
-    "add_model_config_to_megatron_parser",
-    "parse_bert_config",
-    "parse_glm4_moe_config",
-    "parse_gpt2_config",
-    "parse_llama_config",
-    "parse_t5_config",
-]
-
 Parser = Callable[[Any, Any, "Mapping[str, Any] | None"], None]
 P = TypeVar("P", bound=Parser)
 

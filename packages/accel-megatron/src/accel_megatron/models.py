@@ -16,8 +16,6 @@ from accel_megatron.groups import seed_of
 from accel_megatron.norms import shared_sequences
 from accel_megatron.run import MegatronRun, current
 
-__all__ = ["build", "configuration", "model_provider_func", "refuse_unbuilt"]
-
 KINDS = ("gpt", "bert", "t5")
 
 

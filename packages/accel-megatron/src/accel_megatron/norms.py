@@ -10,8 +10,6 @@ from typing import Any
 
 from accel_megatron import library
 
-__all__ = ["shared_sequences"]
-
 
 @contextmanager
 def shared_sequences(arguments: Namespace) -> Iterator[None]:

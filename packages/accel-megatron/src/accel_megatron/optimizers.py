@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, ParamKey
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-__all__ = ["build_optimizer", "build_schedule", "refuse_groups", "refuse_kind", "refuse_schedule", "settings_of"]
-
 
 def refuse_kind(plugin: MegatronLMPlugin, optimizer: object) -> None:
     """Refuse an optimizer whose state `use_distributed_optimizer` cannot shard: any but an Adam."""

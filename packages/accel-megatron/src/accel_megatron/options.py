@@ -5,8 +5,6 @@ from typing import ClassVar
 from accel_core._records import record
 from accel_core.options.option import Prompt, boolean, boolean_as_text, option
 
-__all__ = ["MegatronOptions"]
-
 
 @record
 class MegatronOptions:

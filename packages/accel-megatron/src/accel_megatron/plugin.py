@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["MegatronLMDummyScheduler", "MegatronLMPlugin"]
-
 
 @record
 class MegatronLMPlugin(MegatronOptions):

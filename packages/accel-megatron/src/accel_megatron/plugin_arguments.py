@@ -10,8 +10,6 @@ from accel_core.errors import ConfigurationError, MissingDependencyError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RENAMED", "SCHEDULE", "UNCHANGED", "of_logging", "of_optimizer"]
-
 UNCHANGED = (
     "pipeline_model_parallel_split_rank",
     "num_layers_per_virtual_pipeline_stage",

@@ -5,8 +5,6 @@ from typing import Any
 
 from accel_core.options.engines import Engine
 
-__all__ = ["ENGINE", "batch", "mesh"]
-
 ENGINE = Engine(
     "megatron",
     "Megatron-LM",

@@ -12,8 +12,6 @@ from accel_core.mesh.layout import Layout
 from accel_core.process.world import World
 from accel_megatron.plugin import MegatronLMPlugin
 
-__all__ = ["MegatronRun", "current", "start"]
-
 
 @record
 class MegatronRun:

@@ -17,8 +17,6 @@ from torch import nn
 from accel_megatron import batches
 from accel_megatron.run import current
 
-__all__ = ["AbstractTrainStep", "BertTrainStep", "GPTTrainStep", "T5TrainStep"]
-
 Loss = tuple[torch.Tensor, torch.Tensor, dict[str, Any]]
 """A summed loss, its number of tokens, and what is reported: by name, a tensor of both."""
 

@@ -29,8 +29,6 @@ from accel_megatron.row import ENGINE
 from accel_megatron.run import MegatronRun, start
 from accel_megatron.wrappers import MegatronLMOptimizerWrapper, MegatronLMSchedulerWrapper
 
-__all__ = ["MegatronStrategy"]
-
 
 class MegatronStrategy(Strategy):
     """Puts one model, its optimizer and its schedule into an engine of megatron-core, which takes a step when called.

@@ -10,8 +10,6 @@ from accel_core.optim.scheduler import AcceleratedScheduler
 if TYPE_CHECKING:
     from megatron.core.optimizer import ChainedOptimizer, MegatronOptimizer
 
-__all__ = ["MegatronLMOptimizerWrapper", "MegatronLMSchedulerWrapper"]
-
 
 class _Chain:
     """Several megatron-core optimizers as one, without an attribute `optimizer`: accessing it there raises."""

@@ -16,8 +16,6 @@ from accel_core.mesh.tensor import is_spread, local_part
 from accel_core.optim.rebind import ParameterNames
 from accel_core.strategies.parts import Parts
 
-__all__ = ["Averaging", "average", "groups_of", "reading_groups"]
-
 _BUCKET = 25 * 2**20
 """Bytes of gradients that are averaged together."""
 

@@ -29,8 +29,6 @@ from accel_parallel.fsdp1 import states
 from accel_parallel.fsdp1.format import named_optimizer
 from accel_parallel.sharding.gather import gather
 
-__all__ = ["load_model", "load_optimizer", "save_model", "save_optimizer"]
-
 _WHOLE = "FULL_STATE_DICT"
 
 

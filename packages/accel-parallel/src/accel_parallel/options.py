@@ -5,17 +5,6 @@ from typing import ClassVar
 from accel_core._records import record
 from accel_core.options.option import Prompt, member_of, names, option, word
 
-__all__ = [
-    "FSDP2_PYTORCH_VERSION",
-    "FSDP2_STATE_DICT_TYPE",
-    "FSDP_AUTO_WRAP_POLICY",
-    "FSDP_BACKWARD_PREFETCH",
-    "FSDP_PYTORCH_VERSION",
-    "FSDP_SHARDING_STRATEGY",
-    "FSDP_STATE_DICT_TYPE",
-    "FsdpOptions",
-]
-
 FSDP_SHARDING_STRATEGY = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
 FSDP_AUTO_WRAP_POLICY = ["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"]
 FSDP_BACKWARD_PREFETCH = ["BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"]

@@ -18,12 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import fsdp
 
-__all__ = [
-    "FullyShardedDataParallelPlugin",
-    "disable_fsdp_ram_efficient_loading",
-    "enable_fsdp_ram_efficient_loading",
-]
-
 _logger = logging.getLogger(__name__)
 
 

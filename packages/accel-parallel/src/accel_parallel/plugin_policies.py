@@ -14,16 +14,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = [
-    "bind_wrap_policy",
-    "check_kind",
-    "cpu_offload",
-    "member",
-    "mixed_precision",
-    "state_dict_configs",
-    "wrap_policy",
-]
-
 _WORDS = ("fp16", "bf16", "fp8", "fp32")
 
 

@@ -31,8 +31,6 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.wrapping import WrapPlan
 from accel_parallel.tensor.split import refuse_scattered
 
-__all__ = ["ArrivedStrategy", "axes_of", "take"]
-
 _OPEN = ("arrived", "ddp", "fsdp2", "mesh")
 """Strategies whose runs go on with models that arrive sharded."""
 

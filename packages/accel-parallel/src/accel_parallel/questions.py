@@ -2,8 +2,6 @@
 
 from accel_launch.questions.question import Question, answered, from_options
 
-__all__ = ["questions"]
-
 _SECOND = (("engine", "FSDP"), ("fsdp_version", "2"))
 
 

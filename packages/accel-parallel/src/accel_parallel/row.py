@@ -5,8 +5,6 @@ from typing import Any
 
 from accel_core.options.engines import BUILT_IN, Engine
 
-__all__ = ["CONTEXT", "FIRST", "FSDP", "MESH", "SECOND", "TENSOR", "XLA", "mesh_path", "strategy_path"]
-
 FSDP = Engine(
     "fsdp",
     "FSDP",

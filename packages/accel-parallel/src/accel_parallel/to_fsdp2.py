@@ -11,19 +11,6 @@ from typing import Any
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.file import load, write
 
-__all__ = [
-    "ARGUMENT_KEY_MAPPING",
-    "ARGUMENT_VALUE_MAPPING",
-    "ConversionStatus",
-    "add_arguments",
-    "convert_config_to_fsdp2",
-    "help",
-    "load_config",
-    "name",
-    "run",
-    "to_fsdp2_command",
-]
-
 name = "to-fsdp2"
 help = "Turn a configuration for FSDP1 into one for FSDP2."
 run = "accel_parallel.to_fsdp2:to_fsdp2_command"

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from accel_bigmodel.__main__ import run_one_of
 from accel_plan.commands import plan, plan_training
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command."""

@@ -8,8 +8,6 @@ from accel_core.host.availability import has_module
 from accel_core.mesh.spec import parse_layouts
 from accel_core.options.engines import load
 
-__all__ = ["run", "train"]
-
 _OPTIONS = ("max_memory", "headroom", "model", "expert_cache", "balanced", "whole", "dtype", "svg", "json")
 """Options of `accel plan`, of which none may stand before --train."""
 

@@ -18,8 +18,6 @@ from accel_plan.device_map import plan_device_map
 from accel_plan.headroom import Workload
 from accel_plan.output import write_output
 
-__all__ = ["headroom_of", "max_memory_of", "model_of", "named", "run"]
-
 
 def max_memory_of(text: str | None) -> dict[int | str, int | str] | None:
     """Read limits as they are written on a command line."""

@@ -28,8 +28,6 @@ from accel_plan.experts import ExpertShare
 from accel_plan.headroom import Workload, activation_bytes
 from accel_plan.output import draw_table
 
-__all__ = ["DeviceShare", "Part", "Plan", "plan_device_map"]
-
 Device = int | str
 Headroom = int | float | str | Workload | None
 

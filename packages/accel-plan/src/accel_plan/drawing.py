@@ -5,8 +5,6 @@ from html import escape
 
 from accel_core.modules.sizes import written_size
 
-__all__ = ["draw_bars"]
-
 _WIDTH, _STEP = 820, 52
 _COLORS = {
     "weights": "#9bbbdc",

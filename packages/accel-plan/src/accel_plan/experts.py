@@ -9,8 +9,6 @@ from accel_core._records import record
 from accel_core.modules.experts import number_of_experts
 from accel_core.modules.sizes import convert_file_size_to_int, written_size
 
-__all__ = ["ExpertShare"]
-
 
 @record(frozen=True)
 class ExpertShare:

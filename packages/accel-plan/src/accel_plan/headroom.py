@@ -11,8 +11,6 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_plan.live_bytes import LiveBytes
 
-__all__ = ["Workload", "activation_bytes"]
-
 
 @record(frozen=True)
 class Workload:

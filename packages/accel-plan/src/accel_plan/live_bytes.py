@@ -10,8 +10,6 @@ import torch
 from accel_core._records import record
 from accel_plan._torch import TorchDispatchMode, tree_leaves
 
-__all__ = ["LiveBytes"]
-
 _GATHERED = "communication"
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from accel_core.errors import ConfigurationError
 
-__all__ = ["draw_table", "write_output"]
-
 
 def write_output(place: str | None, make: Callable[[], str]) -> None:
     """Write a text to the file that a command line names, if it names one, and say so."""

@@ -25,8 +25,6 @@ from accel_quant.layers import is_named
 from accel_quant.offload import write_parts
 from accel_quant.statistics import faults
 
-__all__ = ["WeightLoader"]
-
 
 @record
 class _Place:

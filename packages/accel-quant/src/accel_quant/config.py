@@ -12,8 +12,6 @@ from accel_core._records import record
 from accel_core.errors import QuantizationError
 from accel_core.options.enums import CustomDtype
 
-__all__ = ["BnbQuantizationConfig"]
-
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _QUANT_TYPES = ("fp4", "nf4")
 

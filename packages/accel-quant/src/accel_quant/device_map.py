@@ -15,8 +15,6 @@ from accel_quant import formats
 from accel_quant.config import BnbQuantizationConfig
 from accel_quant.layers import is_named
 
-__all__ = ["default_device", "get_quantized_model_device_map"]
-
 logger = get_logger(__name__)
 
 _WORDS = ("auto", "balanced", "balanced_low_0", "sequential")

@@ -17,8 +17,6 @@ from accel_core.modules import packed
 from accel_quant.library import bitsandbytes, is_instance
 from accel_quant.statistics import check_statistics
 
-__all__ = ["EIGHT_BITS", "FOUR_BITS", "EightBits", "FourBits"]
-
 _NESTED_BLOCK = 256
 _CODES = 16
 _NESTED_CODES = 256

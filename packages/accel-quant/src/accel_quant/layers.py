@@ -18,15 +18,6 @@ from accel_quant import formats
 from accel_quant.config import BnbQuantizationConfig
 from accel_quant.library import bitsandbytes, is_instance
 
-__all__ = [
-    "check_names",
-    "get_keys_to_not_convert",
-    "get_parameter_device",
-    "has_4bit_bnb_layers",
-    "is_named",
-    "replace_with_bnb_layers",
-]
-
 logger = get_logger(__name__)
 _ = formats  # registers the formats, so that packed weights are counted, moved and offloaded correctly
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from accel_core.errors import MissingDependencyError
 
-__all__ = ["bitsandbytes", "is_instance"]
-
 
 def bitsandbytes() -> Any:
     """Return the library, importing it at the first call."""

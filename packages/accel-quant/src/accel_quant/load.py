@@ -27,8 +27,6 @@ from accel_quant.checkpoint import WeightLoader
 from accel_quant.config import BnbQuantizationConfig
 from accel_quant.device_map import get_quantized_model_device_map
 
-__all__ = ["load_and_quantize_model"]
-
 logger = get_logger(__name__)
 
 

@@ -17,8 +17,6 @@ from accel_core.modules import packed
 from accel_core.modules.traversal import owner_of
 from accel_quant.device_map import default_device
 
-__all__ = ["quantize_and_offload_8bit", "write_parts"]
-
 
 def quantize_and_offload_8bit(
     model: nn.Module,

@@ -13,8 +13,6 @@ import torch
 
 from accel_core.errors import CheckpointDamagedError
 
-__all__ = ["check_statistics", "faults"]
-
 _STATE = "weight.quant_state.bitsandbytes__"
 _CODES, _NESTED_CODES = 16, 256
 _BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)

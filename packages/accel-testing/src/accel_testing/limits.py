@@ -13,8 +13,6 @@ from typing import Any
 
 import psutil
 
-__all__ = ["STACKS", "Deadline", "communicate", "limit", "run", "slowness", "wait_for_fork", "wait_until"]
-
 STACKS = signal.SIGRTMAX - 5
 """The signal on which programs that tests fork print where their threads are; it ends any other."""
 _SHORTEST = 60.0

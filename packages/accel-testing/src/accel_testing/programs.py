@@ -30,8 +30,6 @@ from typing import Any
 from accel_testing import limits
 from accel_testing.world import server
 
-__all__ = ["Program", "ProgramAndRanks"]
-
 _path: list[str] = []
 """What Python looks through for modules after the program's own folder."""
 

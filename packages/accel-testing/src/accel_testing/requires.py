@@ -12,8 +12,6 @@ import pytest
 from accel_core.host.versions import installed_version, is_torch_version
 from accel_core.options.engines import absent
 
-__all__ = ["requires"]
-
 
 def _missing(need: str) -> str | None:
     """Return why `need` is not met here, or `None` where it is."""

@@ -35,8 +35,6 @@ import torch.distributed as dist
 from accel_core.errors import TorchVersionError
 from accel_testing.limits import Deadline, slowness
 
-__all__ = ["imported", "run", "server", "world"]
-
 _F = TypeVar("_F", bound=Callable[..., None])
 _PRELOAD = [__name__, "accel_testing._preload"]
 _servers: dict[tuple[str, ...], forkserver.ForkServer] = {}

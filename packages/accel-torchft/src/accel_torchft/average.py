@@ -13,8 +13,6 @@ from torch.utils.hooks import RemovableHandle
 from accel_core.errors import StateError
 from accel_core.mesh.tensor import local_memory
 
-__all__ = ["Average"]
-
 _FREED = 31 << 20  # just below what glibc takes for large at most
 _FIRST, _BUCKET = 1 << 20, 25 << 20  # bytes of gradients that are averaged at once, as of DDP
 

@@ -17,8 +17,6 @@ from accel_core.errors import StateError
 from accel_core.runtime import Runtime
 from accel_torchft.replicas import Replicas
 
-__all__ = ["Reader", "ReplicaShard"]
-
 _END = object()
 
 

@@ -31,8 +31,6 @@ from accel_torchft.replicas import QuorumLost, Replicas
 from accel_torchft.row import ENGINE
 from accel_torchft.trackers import ReplicatedHub
 
-__all__ = ["ReplicaExtension"]
-
 _logger = get_logger(__name__)
 _LEFT = "A save is left to the replicas that went on without this one meanwhile: %s"
 _STRATEGIES = ("single", "ddp", "fsdp2", "mesh")

@@ -7,8 +7,6 @@ from typing import ClassVar
 from accel_core._records import record
 from accel_core.plugins.handlers import KwargsHandler
 
-__all__ = ["FaultToleranceKwargs"]
-
 
 @record
 class FaultToleranceKwargs(KwargsHandler):

@@ -12,8 +12,6 @@ from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[a
 
 from accel_core.errors import LaunchError
 
-__all__ = ["Notes", "serve"]
-
 _T = TypeVar("_T")
 _TIMEOUT = timedelta(seconds=300)
 """How long others may take to come, or to write what is waited for."""

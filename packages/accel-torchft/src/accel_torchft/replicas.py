@@ -38,8 +38,6 @@ from accel_torchft.average import Average
 from accel_torchft.kwargs import FaultToleranceKwargs
 from accel_torchft.notes import Notes
 
-__all__ = ["QuorumLost", "Replicas"]
-
 _logger = get_logger(__name__)
 _CLOSING, _VOID = -1, -2  # where a replica stands that ends an epoch, or whose batch was divided for others
 _COLUMNS = 5  # what a replica tells: its history, the weight of its samples, its number, where it stands, since when

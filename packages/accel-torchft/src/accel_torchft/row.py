@@ -2,8 +2,6 @@
 
 from accel_core.options.engines import Engine
 
-__all__ = ["ENGINE"]
-
 ENGINE = Engine(
     "replicas",
     "replicas that come and go",

@@ -15,8 +15,6 @@ from accel_core.errors import CheckpointMismatchError
 from accel_core.mesh.tensor import is_spread, local_memory, spread_over
 from accel_core.runtime import Runtime
 
-__all__ = ["capture", "restore"]
-
 
 def capture(runtime: Runtime) -> dict[str, Any]:
     """Return the state of a run, of tensors in shards what this rank holds; weights are not copied.

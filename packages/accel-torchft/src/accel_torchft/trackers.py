@@ -12,8 +12,6 @@ from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.steps import whole_step
 from accel_torchft.notes import Notes
 
-__all__ = ["ReplicatedHub"]
-
 _logger = get_logger(__name__)
 _STATE = "trackers"
 _Kwargs = Mapping[str, Mapping[str, Any]] | None

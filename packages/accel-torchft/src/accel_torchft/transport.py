@@ -13,8 +13,6 @@ from typing import Any
 
 from torchft.checkpointing.http_transport import HTTPTransport
 
-__all__ = ["Transport"]
-
 
 class Transport(HTTPTransport[Any]):  # type: ignore[misc]  # not checked where types are
     """torchft's transport, which answers the machines of the run alone, at the address of this one, which is the first.

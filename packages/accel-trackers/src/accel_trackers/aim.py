@@ -11,8 +11,6 @@ from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
 from accel_trackers.run import WriterTracker
 
-__all__ = ["AimTracker"]
-
 
 class AimTracker(WriterTracker):
     """Logs to a run of Aim.

@@ -10,8 +10,6 @@ from accel_core.tracking.tracker import GeneralTracker, on_main_process
 from accel_trackers import values as sorting
 from accel_trackers.tables import Table, TableTracker
 
-__all__ = ["ClearMLTracker"]
-
 _SERIES = ("eval", "test", "train")
 
 

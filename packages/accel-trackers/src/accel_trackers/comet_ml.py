@@ -11,8 +11,6 @@ from accel_trackers import values as sorting
 from accel_trackers.run import WriterTracker
 from accel_trackers.tables import Table, TableTracker
 
-__all__ = ["CometMLTracker"]
-
 
 class CometMLTracker(TableTracker, WriterTracker):
     """Logs to an experiment of Comet.

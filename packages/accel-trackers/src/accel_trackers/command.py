@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 
-__all__ = ["add_arguments", "help", "name", "run"]
-
 name = "trackers"
 help = "Draw the curves of runs in the terminal."
 run = "accel_trackers.show:run"

@@ -11,8 +11,6 @@ from typing import Any
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 from accel_trackers import values as sorting
 
-__all__ = ["DVCLiveTracker"]
-
 
 class DVCLiveTracker(GeneralTracker):
     """Writes metrics, parameters and plots as files that DVC reads.

@@ -10,8 +10,6 @@ from typing import Any, TypeGuard
 
 import torch
 
-__all__ = ["Scalar", "as_scalar", "flatten", "free_name", "is_storable"]
-
 Scalar = bool | int | float | str
 """Types that every tracker can show."""
 

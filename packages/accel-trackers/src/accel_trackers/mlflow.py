@@ -14,8 +14,6 @@ from accel_core.tracking.tracker import GeneralTracker, on_main_process
 from accel_trackers import values as sorting
 from accel_trackers.tables import Table, TableTracker
 
-__all__ = ["MLflowTracker"]
-
 _LONGEST_NAME = 250
 _LONGEST_VALUE = 6000
 _MOST_PARAMS = 100

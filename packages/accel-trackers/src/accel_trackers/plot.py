@@ -6,8 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["draw", "printable"]
-
 
 def draw(title: str, curves: Mapping[str, Sequence[tuple[float, float]]], *, width: int, height: int) -> str:
     """Draw curves over each other."""

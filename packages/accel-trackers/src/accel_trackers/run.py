@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 from accel_core.tracking.tracker import GeneralTracker, on_main_process
 from accel_trackers.values import config_table
 
-__all__ = ["RunTracker", "WriterTracker"]
-
 
 class WriterTracker(GeneralTracker):
     """A tracker that logs through one object of its library, its `writer`, which `start` makes."""

@@ -17,8 +17,6 @@ from accel_core.tracking.undelivered import PREFIX
 from accel_trackers.plot import draw, printable
 from accel_trackers.values import sort
 
-__all__ = ["run"]
-
 _MARKS = "•+xo*#@%"
 
 

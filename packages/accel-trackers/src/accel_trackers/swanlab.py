@@ -8,8 +8,6 @@ from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
 from accel_trackers.run import RunTracker
 
-__all__ = ["SwanLabTracker"]
-
 _NO_STEP = -1
 
 

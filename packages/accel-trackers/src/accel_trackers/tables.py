@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, Protocol
 
 from accel_core.tracking.tracker import on_main_process
 
-__all__ = ["DataFrame", "Table", "TableTracker"]
-
 
 class DataFrame(Protocol):
     """A data frame of pandas, or what has the same columns and `to_numpy`."""

@@ -15,8 +15,6 @@ from accel_core.tracking.tracker import on_main_process
 from accel_trackers import values as sorting
 from accel_trackers.run import WriterTracker
 
-__all__ = ["TensorBoardTracker"]
-
 _PLAIN = re.compile(r"(?!(?:true|false|yes|no|on|off|null|nan|inf|y)$)[a-z][a-z0-9_./]*", re.IGNORECASE)
 """Words that every YAML reader takes as text."""
 

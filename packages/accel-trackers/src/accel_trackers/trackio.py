@@ -12,8 +12,6 @@ from accel_trackers import values as sorting
 from accel_trackers.run import RunTracker
 from accel_trackers.tables import Table, TableTracker
 
-__all__ = ["TrackioTracker"]
-
 
 class TrackioTracker(TableTracker, RunTracker):
     """Logs to a run of trackio.

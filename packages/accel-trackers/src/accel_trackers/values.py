@@ -9,8 +9,6 @@ from typing import Any
 
 from accel_trackers.flatten import Scalar, as_scalar, flatten, free_name, is_storable
 
-__all__ = ["Parts", "config_table", "sort"]
-
 
 @dataclass
 class Parts:

@@ -10,8 +10,6 @@ from accel_trackers import values as sorting
 from accel_trackers.run import RunTracker
 from accel_trackers.tables import Table, TableTracker
 
-__all__ = ["WandBTracker"]
-
 _NATIVE = ("PIL", "matplotlib", "numpy", "pandas", "plotly", "torch", "wandb")
 
 

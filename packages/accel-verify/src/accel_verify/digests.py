@@ -17,8 +17,6 @@ from torch import Tensor
 from accel_core.comm.transport import memory_of
 from accel_core.mesh.tensor import local_part
 
-__all__ = ["digest", "random_states"]
-
 
 def random_states() -> dict[str, str]:
     """Return a digest of the state of each library's default generator; empty where NumPy is not loaded."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-__all__ = ["replace", "wrap"]
-
 
 def replace(owner: object, name: str, value: object) -> None:
     """Replace a member of a class or module."""

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from accel_launch.supervision.orphans import RunMark, signal_group
 
-__all__ = ["RanksEnded", "ended_by_sigterm", "rank_variables", "run_ranks"]
-
 _POLL_S = 0.05
 _PRINTING_S = 5.0
 

@@ -17,8 +17,6 @@ from accel_core.data.loader import DataLoaderShard, PreparedLoader
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_verify.patch import wrap
 
-__all__ = ["UNSAVED", "Finished", "Recorder", "run_target"]
-
 UNSAVED: dict[str, Callable[..., object]] = {
     "save_state": lambda save, accelerator, output_dir=None, *args, **kwargs: output_dir,
     "save_model": lambda *args, **kwargs: None,

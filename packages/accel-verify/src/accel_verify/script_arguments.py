@@ -8,8 +8,6 @@ from accel_core.errors import ConfigurationError
 from accel_launch.imports import load
 from accel_launch.terminal import say
 
-__all__ = ["add_script", "check_script", "runner_of"]
-
 
 def check_script(target: str) -> None:
     """Refuse a script that does not exist; `script.py:function` names a function of one."""

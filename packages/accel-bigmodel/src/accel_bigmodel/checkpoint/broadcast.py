@@ -14,8 +14,6 @@ from accel_core.comm.control import Channel
 from accel_core.comm.objects import broadcast_object_list
 from accel_core.process.world import ensure
 
-__all__ = ["open_on_rank0", "together"]
-
 _OPENING = "open a checkpoint"
 
 

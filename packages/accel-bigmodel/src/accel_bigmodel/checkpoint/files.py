@@ -11,8 +11,6 @@ from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from accel_core.checkpoint.shards import read_index
 from accel_core.errors import CheckpointMismatchError, CheckpointNotFoundError
 
-__all__ = ["find_files", "holds_gguf"]
-
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 

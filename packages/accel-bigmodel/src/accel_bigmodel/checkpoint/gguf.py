@@ -20,8 +20,6 @@ from accel_core.host.availability import is_transformers_available
 from accel_core.modules.traversal import owner_of
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["GgufShard", "packed_while_loading"]
-
 _HEADS = {"head_count": "num_attention_heads", "head_count_kv": "num_key_value_heads"}
 
 

@@ -32,16 +32,6 @@ from accel_core.modules.traversal import get_non_persistent_buffers, owner_of
 from accel_core.modules.unwrap import canonical_name
 from accel_core.tqdm import on_terminal
 
-__all__ = [
-    "LoadOptions",
-    "LoadedKeys",
-    "load",
-    "load_checkpoint_in_model",
-    "load_offloaded_weights",
-    "loading_index",
-    "packed_for",
-]
-
 logger = get_logger(__name__)
 
 _INDEX = "_accel_offload_index"

@@ -17,8 +17,6 @@ from accel_core.checkpoint.pickles import load_object, open_plain
 from accel_core.errors import CheckpointDamagedError
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["Checkpoint", "PickledShard", "SafetensorsShard", "load_state_dict", "open_checkpoint"]
-
 
 class SafetensorsShard(Shard):
     """A safetensors file of a checkpoint: its tensors are views of a memory map."""

@@ -8,8 +8,6 @@ import torch
 from accel_bigmodel.offload.index import InFile
 from accel_core.checkpoint.tensor_header import StoredTensor
 
-__all__ = ["Shard"]
-
 
 class Shard(Protocol):
     """A file of a checkpoint, whose tensors are read when they are needed.

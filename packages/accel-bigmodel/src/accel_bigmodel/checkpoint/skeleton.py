@@ -25,8 +25,6 @@ from accel_core.errors import (
 from accel_core.host.availability import is_transformers_available
 from accel_core.modules.sizes import as_dtype
 
-__all__ = ["Layer", "Part", "in_one_line", "model_of_config", "skeleton_of"]
-
 
 class Part(nn.Module):
     """A module whose tensors are all that is known."""

@@ -10,8 +10,6 @@ from accel_bigmodel.memory import get_max_memory
 from accel_bigmodel.sizes import Dtype
 from accel_core.errors import DeviceMapError
 
-__all__ = ["chosen_device_map", "get_balanced_memory"]
-
 _WORDS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 

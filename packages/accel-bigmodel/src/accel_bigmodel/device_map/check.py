@@ -15,18 +15,6 @@ from accel_core.modules.compilation import is_compiled_module
 from accel_core.modules.traversal import get_non_persistent_buffers
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = [
-    "AnyDevice",
-    "check_device_map",
-    "check_devices",
-    "check_tied_parameters_on_same_device",
-    "clean_device_map",
-    "device_of",
-    "in_names_of",
-    "loads_whole",
-    "main_device_of",
-]
-
 logger = get_logger(__name__)
 
 AnyDevice = int | str | torch.device

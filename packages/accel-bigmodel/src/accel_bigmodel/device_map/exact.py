@@ -5,8 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 from accel_bigmodel.device_map.tree import Node, Tree
 from accel_core._records import record
 
-__all__ = ["Unit", "contiguous", "units_of"]
-
 Device = int | str
 
 

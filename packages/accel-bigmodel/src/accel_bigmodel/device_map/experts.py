@@ -9,8 +9,6 @@ from torch import nn
 from accel_core.errors import ConfigurationError
 from accel_core.modules.sizes import convert_file_size_to_int, written_size
 
-__all__ = ["refuse_small_cache", "room_for_cache", "with_experts_on_disk", "without"]
-
 Device = int | str
 
 

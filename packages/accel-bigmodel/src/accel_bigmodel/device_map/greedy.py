@@ -5,8 +5,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from accel_bigmodel.device_map.tree import Node, Tree
 
-__all__ = ["Greedy", "main_devices"]
-
 Device = int | str
 
 

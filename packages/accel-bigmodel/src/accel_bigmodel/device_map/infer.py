@@ -18,16 +18,6 @@ from accel_core.errors import DeviceMapError
 from accel_core.logging import get_logger
 from accel_core.modules.sizes import written_size
 
-__all__ = [
-    "Solution",
-    "check_accelerators",
-    "device_map_of",
-    "infer_auto_device_map",
-    "solve",
-    "solve_evenly",
-    "warn_of",
-]
-
 logger = get_logger(__name__)
 
 Device = int | str

@@ -24,8 +24,6 @@ from accel_core.errors import DeviceMapError
 from accel_core.modules.sizes import as_dtype, tensor_bytes, written_size
 from accel_core.modules.ties import find_tied_parameters
 
-__all__ = ["Placement"]
-
 
 @record(frozen=True)
 class Placement:

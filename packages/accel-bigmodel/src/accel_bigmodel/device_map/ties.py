@@ -10,14 +10,6 @@ from torch import nn
 from accel_core.errors import DeviceMapError
 from accel_core.modules.sizes import convert_file_size_to_int
 
-__all__ = [
-    "check_tied_parameters_in_config",
-    "declared_ties",
-    "declares_ties",
-    "fallback_allocate",
-    "get_module_size_with_ties",
-]
-
 NamedModules = list[tuple[str, nn.Module]]
 
 

@@ -18,8 +18,6 @@ from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 from accel_core.options.enums import CustomDtype
 
-__all__ = ["Node", "Tree", "build_tree", "no_split_classes"]
-
 logger = get_logger(__name__)
 
 _AnyDtype = torch.dtype | CustomDtype | None

@@ -16,8 +16,6 @@ from accel_bigmodel.memory import used_here
 from accel_core._records import record
 from accel_core.modules.sizes import convert_file_size_to_int
 
-__all__ = ["ExpertCache", "ExpertReport", "Guess"]
-
 Weights = dict[str, torch.Tensor]
 Key = tuple[str, int]
 """The name of a module of experts, and the number of one of them."""

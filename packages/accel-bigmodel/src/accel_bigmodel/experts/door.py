@@ -20,8 +20,6 @@ from accel_core.errors import ConfigurationError
 from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 
-__all__ = ["CachedExperts", "device_map_with_cache"]
-
 
 def _experts_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the modules of a model whose experts can come one by one, by name."""

@@ -12,8 +12,6 @@ from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
 from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
 
-__all__ = ["are_listed", "attach_listed"]
-
 
 def are_listed(name: str, module: nn.Module) -> bool:
     """Return whether a module is a list of experts, by its name."""

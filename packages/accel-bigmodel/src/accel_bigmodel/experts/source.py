@@ -16,8 +16,6 @@ from accel_bigmodel.placement import normal_tensors
 from accel_core._records import record
 from accel_core.errors import OffloadError
 
-__all__ = ["Brought", "ExpertSource", "Part"]
-
 
 @record
 class Brought:

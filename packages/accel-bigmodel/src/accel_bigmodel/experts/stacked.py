@@ -26,8 +26,6 @@ from accel_core.errors import OffloadError
 from accel_core.modules import packed
 from accel_core.modules.experts import are_stacked, inputs_by_place
 
-__all__ = ["attach_stacked", "loadable_per_expert", "look_ahead"]
-
 
 def loadable_per_expert(module: nn.Module) -> bool:
     """Return whether each expert of a module can be loaded without the others."""

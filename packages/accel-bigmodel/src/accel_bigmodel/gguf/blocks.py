@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["KINDS", "Kind", "unpack"]
-
 _AT_ONCE = 1 << 18  # values in float32 that stay in a processor's cache
 _AT_ONCE_ELSEWHERE = 1 << 26
 

@@ -18,8 +18,6 @@ from accel_core.checkpoint.manifest import damaged_file
 from accel_core.checkpoint.tensor_header import StoredTensor
 from accel_core.errors import CheckpointError, MissingDependencyError
 
-__all__ = ["GgufForm", "GgufHeader", "library", "read_gguf"]
-
 _PLAIN = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,

@@ -13,8 +13,6 @@ from accel_bigmodel.gguf.blocks import unpack
 from accel_core.errors import CheckpointMismatchError, QuantizationError
 from accel_core.modules import packed
 
-__all__ = ["GGUF", "GgufWeight"]
-
 _ATEN = torch.ops.aten
 
 

@@ -18,8 +18,6 @@ from accel_core.comm.batch import find_device, send_to_device
 from accel_core.modules import offloaded
 from accel_core.modules.traversal import get_non_persistent_buffers, named_module_tensors
 
-__all__ = ["AlignDevicesHook"]
-
 # All offloading imports this module, so core never saves an empty weight.
 offloaded.register(HeldByHooks())
 

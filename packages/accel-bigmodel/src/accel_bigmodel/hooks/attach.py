@@ -21,18 +21,6 @@ from accel_core.modules import packed
 from accel_core.modules.compilation import is_compiled_module
 from accel_core.modules.sizes import convert_file_size_to_int
 
-__all__ = [
-    "HookSettings",
-    "Prefetch",
-    "align_module_device",
-    "attach_align_device_hook",
-    "attach_align_device_hook_on_blocks",
-    "attach_execution_device_hook",
-    "attach_prefetch",
-    "has_offloaded_params",
-]
-
-
 Device = int | str | torch.device | None
 
 

@@ -8,14 +8,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-__all__ = [
-    "ModelHook",
-    "SequentialHook",
-    "add_hook_to_module",
-    "remove_hook_from_module",
-    "remove_hook_from_submodules",
-]
-
 
 class ModelHook:
     """Callbacks before and after a module's forward; they see its keyword arguments, and may change what they see.

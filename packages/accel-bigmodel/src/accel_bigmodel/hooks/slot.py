@@ -26,8 +26,6 @@ from accel_bigmodel.placement import TiedTensors, as_device, normal_tensors
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
 
-__all__ = ["Slot", "Store", "drop_tied", "keep_written", "load_tied", "packed_key", "share_memory"]
-
 Store = dict[str, torch.Tensor | None]
 
 

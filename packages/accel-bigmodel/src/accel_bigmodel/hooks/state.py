@@ -7,8 +7,6 @@ from accel_bigmodel.hooks.residency import residencies_of
 from accel_bigmodel.placement import as_device, in_normal_mode
 from accel_bigmodel.sizes import named_tensors
 
-__all__ = ["HeldByHooks", "get_state_dict_from_offload", "get_state_dict_offloaded_model"]
-
 
 @in_normal_mode
 def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -11,14 +11,6 @@ from accel_bigmodel.hooks.hook import ModelHook, add_hook_to_module, remove_hook
 from accel_bigmodel.placement import as_device, in_normal_mode, normal_tensors
 from accel_core.devices.memory import clear_device_cache
 
-__all__ = [
-    "SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING",
-    "CpuOffload",
-    "LayerwiseCastingHook",
-    "UserCpuOffloadHook",
-    "attach_layerwise_casting_hooks",
-]
-
 SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING = (
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
     *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),

@@ -17,8 +17,6 @@ from accel_core.checkpoint.tensor_file import check_booleans
 from accel_core.checkpoint.tensor_header import Header, StoredTensor, read_header
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, OffloadError
 
-__all__ = ["InFile", "Map", "MappedFile", "header_of"]
-
 # Without it, a private map of a file larger than the RAM is refused by the kernel's overcommit rule.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns")

@@ -16,8 +16,6 @@ from accel_bigmodel._torch import DisableTorchFunctionSubclass, make_subclass, t
 from accel_bigmodel.meta import own_attributes
 from accel_core.errors import OffloadError
 
-__all__ = ["OffloadedTensor", "forbid_gradient", "forget", "is_placeholder", "placeholder_for"]
-
 # They change what the placeholder says about the weight, which counts when the weight is loaded.
 # Python creates these at every look-up, so they are compared by equality.
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]

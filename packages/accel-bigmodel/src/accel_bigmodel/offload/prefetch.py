@@ -20,8 +20,6 @@ from accel_bigmodel.offload.store import OffloadedWeightsLoader
 from accel_core._records import record
 from accel_core.modules.sizes import convert_file_size_to_int
 
-__all__ = ["MapTransport", "StreamTransport", "TransferSpec", "Weights", "pin_in_place"]
-
 
 @record
 class TransferSpec:

@@ -15,8 +15,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-__all__ = ["Block", "BlockState", "Schedule", "Transport"]
-
 Content = TypeVar("Content")
 
 

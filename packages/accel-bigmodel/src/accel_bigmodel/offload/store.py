@@ -18,18 +18,6 @@ from accel_core.comm.transport import memory_of
 from accel_core.errors import CheckpointError, ConfigurationError, OffloadError, UnsafeCheckpointError
 from accel_core.modules.sizes import as_dtype
 
-__all__ = [
-    "OffloadedWeightsLoader",
-    "PrefixedDataset",
-    "differ",
-    "extract_submodules_state_dict",
-    "load_offloaded_weight",
-    "offload_once",
-    "offload_state_dict",
-    "offload_weight",
-    "save_offload_index",
-]
-
 INDEX_NAME = "index.json"
 
 _IN_PLACE = ("safetensors_file", "gguf_file")

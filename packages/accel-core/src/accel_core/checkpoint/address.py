@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from accel_core.errors import ConfigurationError
 
-__all__ = ["Address", "address_of"]
-
 # `pathlib` drops the second slash of `s3://`; one letter alone is a drive of Windows.
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 _LOCAL = frozenset({"file", "local"})

@@ -12,8 +12,6 @@ import sys
 from pickle import UnpicklingError
 from typing import Any
 
-__all__ = ["Array", "numpy_loadable", "stand_ins"]
-
 _DTYPE = re.compile(r"(?:[biufc][1-9]\d?|[SU][1-9]\d{0,8})", re.ASCII)
 """Booleans, integers, floats, complex numbers, and texts of a fixed length: what holds no pointers."""
 

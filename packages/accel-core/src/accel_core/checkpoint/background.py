@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["Handle", "finish", "start"]
-
 
 class Handle:
     """A save that is under way.

@@ -23,8 +23,6 @@ from accel_core.checkpoint.digest import HashingFile, flush, flush_folder
 from accel_core.checkpoint.manifest import Manifest, lies_inside, owned_files
 from accel_core.errors import CheckpointError, ConfigurationError
 
-__all__ = ["STATES", "State", "find", "numbered", "publish", "recover", "stage", "standing", "standing_file"]
-
 logger = logging.getLogger(__name__)
 
 

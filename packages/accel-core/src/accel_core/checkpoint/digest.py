@@ -14,8 +14,6 @@ from accel_core.tqdm import moved
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["CHUNK", "HashingFile", "digest_of", "digest_of_bytes", "flush_folder"]
-
 CHUNK = 4 << 20
 """Bytes that are read or written at a time."""
 

@@ -28,8 +28,6 @@ from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
 
-__all__ = ["CheckpointFormat", "Exchange", "ModelHolder", "Part", "Run", "SaveRequest", "SharedPart", "Source"]
-
 _T = TypeVar("_T")
 
 

@@ -16,8 +16,6 @@ from accel_core.errors import CheckpointMismatchError
 from accel_core.host.installed import points_of
 from accel_core.options.engines import PUBLIC, load, require
 
-__all__ = ["recognise", "register_format"]
-
 _registered: list[CheckpointFormat | str] = ["accel_core.checkpoint.plain:PLAIN"]
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, damaged_file, open_member
 
-__all__ = ["read_json", "write_bytes", "write_json"]
-
 
 def write_json(path: Path, content: object, *, rank: int = 0) -> Entry:
     """Write JSON and flush the file to disk."""

@@ -42,8 +42,6 @@ from accel_core.process.world import World
 from accel_core.state.run import first_tensor_parallel_rank
 from accel_core.tqdm import byte_bar, moved
 
-__all__ = ["load_state", "placement"]
-
 logger = logging.getLogger(__name__)
 
 _CHECKERS = 2

@@ -15,8 +15,6 @@ from accel_core.checkpoint.ranks import Ranks
 from accel_core.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
 from accel_core.process.world import World
 
-__all__ = ["LocalStorage"]
-
 _SHOWN = 10
 
 

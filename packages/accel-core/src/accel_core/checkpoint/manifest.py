@@ -27,8 +27,6 @@ from accel_core.checkpoint.digest import HashingFile, digest_of, digest_of_bytes
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 from accel_core.host.installed import distributions, version_of
 
-__all__ = ["Entry", "Manifest", "check_name", "lies_inside", "open_member", "owned_files"]
-
 _VERSION = 1
 _MOST_LISTS = 1 << 20
 """Lists that a manifest may name: one of more is invented."""

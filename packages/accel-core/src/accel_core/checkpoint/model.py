@@ -21,8 +21,6 @@ from accel_core.mesh.tensor import fill, is_spread
 from accel_core.modules.ties import tied_tensor_groups
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 
-__all__ = ["ObjectWeights", "StoredWeights", "compare", "open_weights", "restoration"]
-
 _FILLERS = 2
 _SHARED_OUT = 64 << 20
 """Bytes of weights from which on threads pay."""

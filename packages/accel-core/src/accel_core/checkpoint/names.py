@@ -15,33 +15,6 @@ from accel_core.checkpoint.address import address_of
 from accel_core.errors import expect
 from accel_core.options.engines import PUBLIC, engines
 
-__all__ = [
-    "FSDP_MODEL_NAME",
-    "MODEL_NAME",
-    "OPTIMIZER_NAME",
-    "RNG_STATE_NAME",
-    "SAFE_MODEL_NAME",
-    "SAFE_WEIGHTS_INDEX_NAME",
-    "SAFE_WEIGHTS_NAME",
-    "SAFE_WEIGHTS_PATTERN_NAME",
-    "SAMPLER_NAME",
-    "SCALER_NAME",
-    "SCHEDULER_NAME",
-    "WEIGHTS_INDEX_NAME",
-    "WEIGHTS_NAME",
-    "WEIGHTS_PATTERN_NAME",
-    "custom_name",
-    "engine_of",
-    "found_in",
-    "is_model",
-    "list_name",
-    "local_model_name",
-    "model_name",
-    "numbered",
-    "random_states_name",
-    "sharded",
-]
-
 MODEL_NAME = "pytorch_model"
 FSDP_MODEL_NAME = f"{MODEL_NAME}_fsdp"
 SAFE_MODEL_NAME = "model"

@@ -14,8 +14,6 @@ from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import is_spread, placed_like
 
-__all__ = ["differences", "ordered", "restoration"]
-
 _LIKE_PARAMETER = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum", "acc_delta", "ax"}
 )

@@ -12,8 +12,6 @@ from accel_core.checkpoint import json_file, pickles, tensor_file
 from accel_core.checkpoint.manifest import Entry
 from accel_core.checkpoint.staging import Buffers
 
-__all__ = ["FilePart"]
-
 
 @record(frozen=True)
 class FilePart:

@@ -26,8 +26,6 @@ from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, damaged_file, open_member, path_of
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
 
-__all__ = ["TORCH_SAFE_GLOBALS", "load_object", "open_plain", "prove_readable", "read_object"]
-
 _UNSAFE_WORDS = ("Unsupported global", "Unsupported class", "GLOBAL", "REDUCE", "not allowed", "unsafe", "Can only")
 _FRAME = f"Unsupported operand {ord(pickle.FRAME)}"  # begins every pickle since protocol 4
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -18,8 +18,6 @@ from accel_core.mesh.tensor import is_spread
 from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import ensure
 
-__all__ = ["PLAIN", "PlainFormat", "load", "models_for_hooks", "parts", "save"]
-
 
 class PlainFormat:
     """Whole models and optimizers, written by one rank and read by all."""

@@ -25,8 +25,6 @@ from accel_core.comm.control import Channel
 from accel_core.errors import StateError
 from accel_core.process.world import current
 
-__all__ = ["EXIT_CODE", "leave", "requested", "unwatch", "watch"]
-
 EXIT_CODE = 75
 """What `leave` exits with: `EX_TEMPFAIL` of sysexits.h, "try again later"."""
 

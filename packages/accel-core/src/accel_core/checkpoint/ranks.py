@@ -16,8 +16,6 @@ from accel_core.comm.transport import known_to_all, ranks_know
 from accel_core.errors import AccelError, CheckpointError, RemoteRankError
 from accel_core.process.world import World
 
-__all__ = ["ADVICE", "Ranks", "described"]
-
 _T = TypeVar("_T")
 ADVICE = "Remove the cause and call again; what was there before is intact."
 """What to do about a failure that changed nothing."""

@@ -17,8 +17,6 @@ from accel_core.errors import (
     UnsafeCheckpointError,
 )
 
-__all__ = ["Finding", "Kind", "Restoration", "RestoreReport", "finding_of", "listed"]
-
 Kind = Literal["unsafe", "damaged", "missing", "unexpected", "mismatch", "extra"]
 
 _ERRORS: tuple[tuple[Kind, type[CheckpointError]], ...] = (

@@ -13,8 +13,6 @@ from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.errors import CheckpointMismatchError
 from accel_core.process.world import World
 
-__all__ = ["check", "collect", "derive", "restore"]
-
 _PYTHON = "random_state"
 _NUMPY = "numpy_random_seed"
 _TORCH = "torch_manual_seed"

@@ -18,8 +18,6 @@ from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World, ensure
 
-__all__ = ["BareRun", "WholeModels"]
-
 
 class WholeModels:
     """Models of which every rank holds all."""

@@ -41,8 +41,6 @@ from accel_core.host.run_card import card
 from accel_core.mesh.tensor import is_spread
 from accel_core.plugins.project import ProjectConfiguration
 
-__all__ = ["Transaction", "check_project", "save_state"]
-
 logger = logging.getLogger(__name__)
 
 _SHOWN = 10

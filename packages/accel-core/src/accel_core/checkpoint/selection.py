@@ -16,8 +16,6 @@ from accel_core.checkpoint.report import Finding, Restoration
 from accel_core.errors import CheckpointDamagedError, ConfigurationError
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 
-__all__ = ["ADAPTERS", "MODEL", "chosen", "kept_of", "part", "restricted", "selected", "without_the_rest"]
-
 MODEL, ADAPTERS = "model", "adapters"
 _MISSING = " is not in the checkpoint"
 _R = TypeVar("_R", bound=Run)

@@ -14,8 +14,6 @@ from accel_core.checkpoint.manifest import check_name
 from accel_core.checkpoint.model import StoredWeights
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
-__all__ = ["ShardedWeights", "open_weights", "read_index"]
-
 _CHOICES = (
     names.SAFE_WEIGHTS_NAME,
     names.SAFE_WEIGHTS_INDEX_NAME,

@@ -11,8 +11,6 @@ from torch import Tensor
 from accel_core.checkpoint.tensor_file import storage_key
 from accel_core.mesh.tensor import local_part
 
-__all__ = ["Buffers"]
-
 
 class Buffers:
     """Host memory for snapshots, one buffer for each place in the state.

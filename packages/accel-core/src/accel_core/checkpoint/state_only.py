@@ -9,8 +9,6 @@ from torch import nn
 
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["StateOnlyModel"]
-
 
 class StateOnlyModel(nn.Module):
     """Stands for a model with a state by parameters; tied ones are one tensor."""

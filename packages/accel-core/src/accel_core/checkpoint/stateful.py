@@ -16,8 +16,6 @@ from accel_core.errors import CheckpointError
 from accel_core.modules.reduction_order import ReductionOrders
 from accel_core.state.run import first_tensor_parallel_rank
 
-__all__ = ["Stateful", "counters_part", "extra_components", "parts", "random_part", "restorations"]
-
 
 @runtime_checkable
 class Stateful(Protocol):

@@ -14,8 +14,6 @@ from accel_core.checkpoint.remote.storage import RemoteStorage
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
 
-__all__ = ["Storage", "storage_of"]
-
 
 class Storage(Protocol):
     """One checkpoint where it lies, as one rank sees it.

@@ -25,8 +25,6 @@ from accel_core.errors import CheckpointError
 from accel_core.logging import get_logger
 from accel_core.mesh.tensor import fill, is_spread, local_part
 
-__all__ = ["SpreadWeight", "check_booleans", "lies_open", "storage_key"]
-
 logger = get_logger(__name__)
 
 _FORMAT = "format"

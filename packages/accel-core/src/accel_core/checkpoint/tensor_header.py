@@ -13,8 +13,6 @@ from safetensors import SafetensorError, safe_open
 from accel_core.checkpoint.manifest import damaged_file, path_of
 from accel_core.errors import CheckpointError
 
-__all__ = ["DTYPES", "FORMS", "METADATA", "Header", "StoredTensor", "read_header"]
-
 _NAMES = {
     "F64": "float64",
     "F32": "float32",

@@ -29,8 +29,6 @@ from accel_core.modules.unwrap import canonical_name, extract_model_from_paralle
 from accel_core.process.world import ensure
 from accel_core.tqdm import moved
 
-__all__ = ["load_model", "save_model", "split", "weights_of", "write_shards"]
-
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the weights of a model under canonical names; sharded ones as a `SpreadWeight`."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["Window"]
-
 
 class Window(io.RawIOBase):
     """Some bytes of a file that is open under a descriptor."""

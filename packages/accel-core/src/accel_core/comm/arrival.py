@@ -17,8 +17,6 @@ from accel_core.errors import RankDisagreementError
 from accel_core.process import callsite
 from accel_core.process.world import World
 
-__all__ = ["arrive"]
-
 _calls = Counter[str]()
 _LAST = "accel/arrival/last"
 

@@ -10,17 +10,6 @@ import torch
 from accel_core.comm.tree import is_torch_tensor, rebuild, recursively_apply, tree_leaves, tree_map
 from accel_core.errors import DataError, UnsupportedTypeError
 
-__all__ = [
-    "concatenate",
-    "find_batch_size",
-    "find_device",
-    "listify",
-    "pad_input_tensors",
-    "send_to_device",
-    "slice_tensors",
-]
-
-
 _T = TypeVar("_T")
 
 

@@ -18,8 +18,6 @@ from accel_core.comm.tree import flatten, leaf_paths, recursively_apply, unflatt
 from accel_core.errors import CollectiveError, ConfigurationError
 from accel_core.process.world import World, ensure
 
-__all__ = ["broadcast", "gather", "reduce"]
-
 Nest = TypeVar("Nest")
 
 _REDUCTIONS = ("mean", "sum", "max", "none")

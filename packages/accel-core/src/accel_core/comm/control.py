@@ -32,8 +32,6 @@ from accel_core.errors import CollectiveError, PartView, RemoteRankError
 from accel_core.process import world as process_world
 from accel_core.process.world import World
 
-__all__ = ["Channel", "agree", "in_step", "main_first", "only_when", "wait_for_all"]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")

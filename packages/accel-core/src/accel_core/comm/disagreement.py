@@ -6,15 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from accel_core.errors import RankView
 
-__all__ = [
-    "disagreement_message",
-    "ended_message",
-    "listed_failures",
-    "lost_message",
-    "ranks_text",
-    "remote_message",
-]
-
 _DIFFERENCES_SHOWN = 8
 
 

@@ -11,8 +11,6 @@ from accel_core.comm.transport import Message, check_rank, digest_of, participat
 from accel_core.errors import CollectiveError, PartView, expect
 from accel_core.process.world import World, ensure
 
-__all__ = ["broadcast_object_list", "check_items", "gather_object", "pickled", "swap"]
-
 
 def gather_object(object: object) -> Any:
     """Gather the items of every rank's list into one list.

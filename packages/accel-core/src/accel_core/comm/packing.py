@@ -17,8 +17,6 @@ from accel_core.comm.transport import digest_of
 from accel_core.comm.tree import TreeSpec, flatten, leaf_paths, spec_text
 from accel_core.errors import UnsupportedTypeError
 
-__all__ = ["Block", "Layout", "Segment", "check_kinds", "lay_out"]
-
 _ALIGNMENT = 16
 _REMEMBERED = 512
 _MIN_STACKED = 4

@@ -14,8 +14,6 @@ from accel_core.comm.tree import flatten, unflatten, view_of
 from accel_core.errors import ConfigurationError
 from accel_core.process.world import World, ensure
 
-__all__ = ["CannotPadNestedTensorWarning", "gather_tensor_shape", "pad_across_processes"]
-
 Nest = TypeVar("Nest")
 
 

@@ -13,8 +13,6 @@ from torch.utils.data import Dataset, Subset
 from accel_core.comm.tree import honor_mapping, key_text
 from accel_core.errors import DataError, UnsupportedTypeError
 
-__all__ = ["split_for_rank"]
-
 
 def split_for_rank(inputs: Any, rank: int, size: int, *, apply_padding: bool = False) -> Any:
     """Return this rank's contiguous part of `inputs`; a text is one input, which every rank gets, and so are bytes.

@@ -49,22 +49,6 @@ from accel_core.host import environ
 from accel_core.process import callsite
 from accel_core.process.world import World, ended
 
-__all__ = [
-    "BACKGROUND",
-    "Message",
-    "Participation",
-    "Transport",
-    "check_rank",
-    "digest_of",
-    "known_to_all",
-    "largest_frame",
-    "memory_of",
-    "open_transport",
-    "participate",
-    "ranks_know",
-    "reduces",
-]
-
 _E = TypeVar("_E", bound=BaseException)
 BACKGROUND = "background"
 """The group of a thread that works while the main one trains: its frames come at another time on each rank."""

@@ -16,24 +16,6 @@ import torch
 
 from accel_core.errors import PartView, UnsupportedTypeError
 
-__all__ = [
-    "TreeSpec",
-    "flatten",
-    "honor_mapping",
-    "honor_type",
-    "is_namedtuple",
-    "is_torch_tensor",
-    "key_text",
-    "leaf_paths",
-    "rebuild",
-    "recursively_apply",
-    "spec_text",
-    "tree_leaves",
-    "tree_map",
-    "unflatten",
-    "view_of",
-]
-
 TreeSpec = tuple[Any, ...]
 """Containers of a nest in reading order: a leaf is 0, a sequence its length, a mapping the tuple of its keys."""
 

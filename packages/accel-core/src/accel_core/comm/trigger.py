@@ -7,8 +7,6 @@ import torch
 from accel_core.comm.collectives import reduce
 from accel_core.process import world
 
-__all__ = ["Trigger"]
-
 
 class Trigger:
     """A flag that any rank can raise and all ranks read together.

@@ -8,8 +8,6 @@ from torch.utils.data import DataLoader
 
 from accel_core.errors import MissingDependencyError
 
-__all__ = ["DataLoaderAdapter", "stateful_class"]
-
 _ITERATION = ("epoch", "_indices", "_stand_in")
 """Attributes of an iteration, which a loader made of another one does not take over."""
 _LoaderT = TypeVar("_LoaderT", bound="DataLoaderAdapter")

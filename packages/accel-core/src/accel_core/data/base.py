@@ -20,8 +20,6 @@ from accel_core.errors import UnknownBatchSizeError
 from accel_core.process import world
 from accel_core.state.gradient import GradientState
 
-__all__ = ["DataLoaderStateMixin", "EpochState", "LoaderBase", "Order"]
-
 Order = dict[str, Any]
 """States of generators, by name: tensors of torch's, tuples of Python's and NumPy's."""
 

@@ -23,8 +23,6 @@ from accel_core.process.world import ensure
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["DataLoaderDispatcher"]
-
 _END: Any = object()
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["shift_labels"]
-
 
 def shift_labels(labels: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
     """Return for each token the one that follows it, as a language model has to predict it.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from accel_core.data.settings import LoaderSettings
     from accel_core.state.gradient import GradientState
 
-__all__ = ["drop_duplicates", "gather_for_metrics"]
-
 
 def gather_for_metrics(
     input_data: object,

@@ -22,8 +22,6 @@ from accel_core.data.samplers import EXACT_SAMPLERS, batches_from, get_sampler
 from accel_core.data.shard import StepCounts
 from accel_core.errors import CheckpointMismatchError
 
-__all__ = ["Cursor", "Indices", "capture_order", "replay_order"]
-
 _VERSION = 1
 _END: object = object()
 

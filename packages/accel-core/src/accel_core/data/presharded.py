@@ -10,8 +10,6 @@ from accel_core.data.samplers import IterableDatasetShard, get_sampler
 from accel_core.errors import DoubleShardingError, PreparationError
 from accel_core.mesh.layout import Layout
 
-__all__ = ["already_sharded", "check_not_sharded", "check_read_alike", "is_declared_local"]
-
 _LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
 _RANKS = ("num_replicas", "world_size", "num_processes", "dp_world_size")
 _RANK = ("rank", "process_index", "dp_rank")

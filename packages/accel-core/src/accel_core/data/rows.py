@@ -14,8 +14,6 @@ import torch
 
 from accel_core.comm.tree import honor_mapping, honor_type, is_namedtuple, recursively_apply, tree_leaves
 
-__all__ = ["count_rows", "count_rows_like", "is_array", "is_nest", "join_rows", "outline", "take_rows"]
-
 
 def is_array(value: object) -> bool:
     """Return whether a value is a tensor or a numpy array."""

@@ -21,22 +21,6 @@ from torch.utils.data.distributed import DistributedSampler
 from accel_core.data.shard import ShardSpec, StepCounts, count_steps, shard_batches, shard_stream, skip_samples
 from accel_core.errors import ConfigurationError
 
-__all__ = [
-    "EXACT_SAMPLERS",
-    "Around",
-    "BatchSamplerShard",
-    "CountedBatch",
-    "CountedCollate",
-    "CountedSample",
-    "IndexShard",
-    "IterableDatasetShard",
-    "SeedableRandomSampler",
-    "batches_from",
-    "check_split",
-    "get_sampler",
-    "is_exact",
-]
-
 
 class SeedableRandomSampler(RandomSampler):
     """A random order that depends on a seed and the epoch alone.

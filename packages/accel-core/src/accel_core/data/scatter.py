@@ -15,8 +15,6 @@ from accel_core.comm.transport import memory_of
 from accel_core.errors import CollectiveError, RemoteRankError
 from accel_core.process.world import World
 
-__all__ = ["ScatterChannel"]
-
 _LONGEST = struct.Struct("<Q")
 _FIRST_CAPACITY = 16 * 1024
 

@@ -15,8 +15,6 @@ from accel_core.mesh.layout import DATA_AXES
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["LoaderSettings", "mesh_parts", "setting"]
-
 _DATA_AXES = ("dp", *DATA_AXES, "fsdp")
 
 

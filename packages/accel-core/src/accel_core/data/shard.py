@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 from accel_core._records import record
 
-__all__ = ["ShardSpec", "StepCounts", "count_steps", "shard_batches", "shard_stream", "skip_samples"]
-
 _T = TypeVar("_T")
 
 

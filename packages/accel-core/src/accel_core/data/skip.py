@@ -13,8 +13,6 @@ from accel_core.data.loader import PreparedLoader
 from accel_core.data.samplers import Around
 from accel_core.data.settings import LoaderSettings
 
-__all__ = ["SkipBatchSampler", "SkipDataLoader", "skip_first_batches"]
-
 _LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
 
 

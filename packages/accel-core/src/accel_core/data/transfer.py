@@ -11,8 +11,6 @@ import torch
 from accel_core.comm.batch import send_to_device
 from accel_core.comm.tree import tree_leaves
 
-__all__ = ["placed"]
-
 _END = object()
 
 

@@ -23,8 +23,6 @@ from accel_core.errors import RemoteRankError
 from accel_core.logging import get_logger
 from accel_core.process.world import ensure
 
-__all__ = ["synchronized_batches"]
-
 _logger = get_logger(__name__)
 _END: object = object()
 _ENDED, _FAILED, _UNCOUNTED = -1, -2, -3

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["IgnoreSigterm", "ignore_sigterm"]
-
 
 class IgnoreSigterm:
     """A `worker_init_fn` that leaves SIGTERM to the process that started the worker.

@@ -6,8 +6,6 @@ import torch
 
 from accel_core.devices.device import Device
 
-__all__ = ["CpuDevice"]
-
 
 class CpuDevice(Device):
     """The processor itself; processes talk through gloo."""

@@ -12,8 +12,6 @@ from accel_core.host import environ
 from accel_core.options.enums import DistributedType
 from accel_core.options.hardware import Hardware
 
-__all__ = ["Device"]
-
 
 class Device:
     """One kind of hardware.

@@ -14,14 +14,6 @@ import torch
 from accel_core.devices import registry
 from accel_core.errors import OutOfMemoryError
 
-__all__ = [
-    "clear_device_cache",
-    "find_executable_batch_size",
-    "peak_memory",
-    "release_memory",
-    "should_reduce_batch_size",
-]
-
 _SHRINK = 0.9
 _SIGNS_OF_FULL_MEMORY = (
     "out of memory",

@@ -6,8 +6,6 @@ import torch
 
 from accel_core.devices.device import Device
 
-__all__ = ["MpsDevice"]
-
 
 class MpsDevice(Device):
     """Apple GPUs; one process only. Never run on hardware."""

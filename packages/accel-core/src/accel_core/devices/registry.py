@@ -13,8 +13,6 @@ from accel_core.host.installed import points_of
 from accel_core.options.engines import load
 from accel_core.options.hardware import HARDWARE
 
-__all__ = ["ORDER", "choose", "named"]
-
 ORDER: tuple[str, ...] = tuple(hardware.name for hardware in HARDWARE)
 """The built-in kinds by torch's name, in the order in which they are asked."""
 

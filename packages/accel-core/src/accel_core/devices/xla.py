@@ -13,8 +13,6 @@ from accel_core.devices.device import Device
 from accel_core.host import environ
 from accel_core.options.engines import engines
 
-__all__ = ["XlaDevice", "library"]
-
 
 def library(module: str = "torch_xla") -> ModuleType:
     """Import torch_xla, or a module of it.

@@ -11,12 +11,6 @@ from typing import Any
 
 from accel_core.host import availability, environ
 
-__all__ = [
-    "override_numa_affinity",
-    "set_numa_affinity",
-]
-
-
 _logger = logging.getLogger(__name__)
 
 

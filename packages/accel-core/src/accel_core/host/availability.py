@@ -15,21 +15,6 @@ from accel_core.host import environ
 from accel_core.host.installed import version_of
 from accel_core.host.versions import compare_versions
 
-__all__ = [
-    "OLDEST_TORCHAO",
-    "USE_TORCH_XLA",
-    "has_library",
-    "has_module",
-    "is_cuda_available",
-    "is_deepspeed_available",
-    "is_hpu_available",
-    "is_msamp_available",
-    "is_timm_available",
-    "is_torchao_available",
-    "is_transformer_engine_available",
-    "is_transformers_available",
-]
-
 USE_TORCH_XLA = environ.flag("USE_TORCH_XLA", True)
 """Whether torch_xla is used where it is installed; read from USE_TORCH_XLA when this module is imported."""
 

@@ -9,8 +9,6 @@ from accel_core.errors import DeviceUnavailableError
 from accel_core.host.program.run_module import own_command
 from accel_core.host.versions import installed_version
 
-__all__ = ["install_xla"]
-
 
 def install_xla(upgrade: bool = False) -> None:
     """Install the torch_xla that fits the installed torch, in a Colab notebook. Never run in one.

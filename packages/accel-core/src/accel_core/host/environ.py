@@ -12,21 +12,6 @@ from contextlib import contextmanager
 
 from accel_core.errors import ConfigurationError
 
-__all__ = [
-    "choice",
-    "clear_environment",
-    "first_integer",
-    "flag",
-    "integer",
-    "patch_environment",
-    "remove",
-    "snapshot",
-    "str_to_bool",
-    "text",
-    "with_prefix",
-    "write",
-]
-
 _TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
 _FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
 

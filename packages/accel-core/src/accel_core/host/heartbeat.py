@@ -20,8 +20,6 @@ import time
 from accel_core._records import record
 from accel_core.host import environ
 
-__all__ = ["VARIABLE", "Heartbeat", "Progress", "Sensor", "beat", "loops"]
-
 VARIABLE = "ACCEL_HEARTBEAT"
 """Variable that holds the path of a rank's record."""
 

@@ -9,8 +9,6 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["distributions", "points_of", "version_of"]
-
 
 def _texts() -> dict[str, str]:
     """Return what each distribution says of its entry points, by its name; the first on the path counts."""

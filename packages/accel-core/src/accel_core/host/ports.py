@@ -6,8 +6,6 @@ import contextlib
 import random
 import socket
 
-__all__ = ["get_free_port"]
-
 
 def get_free_port() -> int:
     """Return a port that nothing uses now; another program may take it before you do."""

@@ -18,8 +18,6 @@ from typing import Any
 
 from accel_core.host import environ
 
-__all__ = ["MEMORY_RAN_OUT", "VARIABLE", "CardReader", "RunCard", "card"]
-
 VARIABLE = "ACCEL_RUN_CARD"
 """Variable that holds the path of the file."""
 

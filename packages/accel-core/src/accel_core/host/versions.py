@@ -14,16 +14,6 @@ from accel_core.errors import ConfigurationError, TorchVersionError
 if TYPE_CHECKING:
     from packaging.version import Version
 
-__all__ = [
-    "STR_OPERATION_TO_FUNC",
-    "TORCH_FEATURES",
-    "TorchFeature",
-    "compare_versions",
-    "installed_version",
-    "is_torch_version",
-    "require_torch",
-]
-
 STR_OPERATION_TO_FUNC: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,

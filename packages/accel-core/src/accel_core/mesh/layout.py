@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
 
-__all__ = ["DATA_AXES", "GROUPS", "MESH_AXES", "SHARD_AXES", "Layout"]
-
 MESH_AXES = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "sp", "tp")
 """All axes, outermost first: neighbors on the last ones talk most, and are nearest to each other."""
 

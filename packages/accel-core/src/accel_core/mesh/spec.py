@@ -10,8 +10,6 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.layout import MESH_AXES, Layout
 
-__all__ = ["LAYOUT_HELP", "LayoutSpec", "parse_layout", "parse_layouts"]
-
 LAYOUT_HELP = (
     "single, dp4, fsdp4, hsdp2x2 (copies x shards), ep2, tp2, cp2, pp2, zero3x4 (stage x ranks), or several joined by "
     "x: fsdp2xtp2"

@@ -11,23 +11,6 @@ import torch
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "Box",
-    "empty_like",
-    "fill",
-    "is_exchanged",
-    "is_spread",
-    "local_memory",
-    "local_part",
-    "local_parts",
-    "placed_like",
-    "spread_alike",
-    "spread_like",
-    "spread_over",
-    "whole",
-    "whole_on_first",
-]
-
 _T = TypeVar("_T")
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a part of a tensor begins, and its size."""

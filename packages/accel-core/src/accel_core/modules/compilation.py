@@ -11,15 +11,6 @@ import torch
 
 from accel_core.modules.traversal import has_repeated_blocks
 
-__all__ = [
-    "compile_regions",
-    "compile_regions_in_place",
-    "has_compiled_regions",
-    "is_compiled_module",
-    "is_repeated_blocks",
-    "like_compiled",
-]
-
 
 def is_compiled_module(module: object) -> bool:
     """Return whether `module` is what `torch.compile` returned."""

@@ -19,8 +19,6 @@ from accel_core.errors import PreparationError
 from accel_core.mesh.tensor import is_spread, local_parts
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["check", "empty_init", "initialize", "refuse_empty_init", "seed_of"]
-
 _MARK = "_accel_empty_init"
 _SHOWN = 8
 _INITIALIZERS = ("reset_parameters", "_reset_parameters")

@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["are_stacked", "inputs_by_place", "number_of_experts"]
-
 _INPUTS = 3
 """Tokens, for each of them the numbers of its experts, and for each of those a weight."""
 

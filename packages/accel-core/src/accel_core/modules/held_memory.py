@@ -19,8 +19,6 @@ from accel_core.mesh.tensor import local_memory
 from accel_core.modules.sizes import written_size
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["report_oom"]
-
 _SHOWN = 3
 _Named = tuple[str, str, object]
 """A kind of holder, the name of one, and what it holds."""

@@ -20,19 +20,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "LEAST",
-    "SHARDED",
-    "add_product",
-    "apply_to_head",
-    "apply_where_asked",
-    "ask",
-    "asked_head",
-    "is_plain",
-    "linear_cross_entropy",
-    "logits_of",
-]
-
 _How = tuple[int, dist.ProcessGroup | None, int, float | None, int]
 """The first row, the group that shares rows out, the label that does not count, the soft cap, and the chunk."""
 LEAST = 64  # tokens whose logits exist at a time, at least

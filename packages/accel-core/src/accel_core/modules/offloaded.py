@@ -9,8 +9,6 @@ from typing import Protocol
 import torch
 from torch import nn
 
-__all__ = ["OffloadedWeights", "find", "register", "state_dict"]
-
 
 class OffloadedWeights(Protocol):
     """A holder of weights that a model shows as empty."""

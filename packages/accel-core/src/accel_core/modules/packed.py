@@ -10,8 +10,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import nn
 
-__all__ = ["PackedParameter", "any_known", "find", "register", "unregister"]
-
 
 @runtime_checkable
 class PackedParameter(Protocol):

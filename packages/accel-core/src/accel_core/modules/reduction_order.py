@@ -17,8 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_core._torch import ddp_figures, has_gradient_hooks
 
-__all__ = ["ReductionOrders", "follow"]
-
 _restored: MutableMapping[DistributedDataParallel, list[int]] = WeakKeyDictionary()
 """Orders that wrappers had in a checkpoint, and that `follow` gives them; empty once it did."""
 

@@ -8,16 +8,6 @@ from accel_core.errors import ConfigurationError
 from accel_core.modules import packed
 from accel_core.options.enums import CustomDtype
 
-__all__ = [
-    "as_dtype",
-    "convert_bytes",
-    "convert_file_size_to_int",
-    "dtype_byte_size",
-    "id_tensor_storage",
-    "tensor_bytes",
-    "written_size",
-]
-
 _CUSTOM_BYTES = {CustomDtype.FP8: 1.0, CustomDtype.INT4: 0.5, CustomDtype.INT2: 0.25}
 _UNITS = {
     "TIB": 2**40, "GIB": 2**30, "MIB": 2**20, "KIB": 2**10,

@@ -2,8 +2,6 @@
 
 from torch import nn
 
-__all__ = ["find_tied_parameters", "tied_tensor_groups"]
-
 
 def find_tied_parameters(model: nn.Module, **kwargs: object) -> list[list[str]]:
     """List the groups of parameter names that are one parameter.

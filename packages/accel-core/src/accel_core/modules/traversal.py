@@ -6,13 +6,6 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-__all__ = [
-    "get_non_persistent_buffers",
-    "has_repeated_blocks",
-    "named_module_tensors",
-    "owner_of",
-]
-
 
 def named_module_tensors(
     module: nn.Module, include_buffers: bool = True, recurse: bool = False, remove_non_persistent: bool = False

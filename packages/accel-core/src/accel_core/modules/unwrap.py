@@ -12,13 +12,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from accel_core.modules.compilation import has_compiled_regions, is_compiled_module, like_compiled
 from accel_core.options.engines import engines
 
-__all__ = [
-    "canonical_name",
-    "canonical_state_dict",
-    "extract_model_from_parallel",
-    "register_container",
-]
-
 _PREFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 

@@ -14,8 +14,6 @@ from accel_core.errors import ConfigurationError
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
 
-__all__ = ["Accumulation", "Batch"]
-
 
 class Accumulation:
     """Counts batches into windows and says which of them synchronizes gradients.

@@ -15,8 +15,6 @@ from accel_core.errors import CheckpointMismatchError, ConfigurationError, Prepa
 from accel_core.mesh.tensor import local_memory, spread_over
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["AverageState", "ModelAverage", "check_settings"]
-
 _AVERAGE = "average"
 _SHOWN = 5
 Buffers = Literal["copy", "average"]

@@ -10,8 +10,6 @@ import torch
 from accel_core.comm.objects import gather_object
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 
-__all__ = ["LocalSGD"]
-
 
 class LocalSGD:
     """A context in which gradients are not synchronized and weights are averaged every few optimizer steps.

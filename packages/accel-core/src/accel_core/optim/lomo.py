@@ -9,8 +9,6 @@ import torch
 
 from accel_core.errors import PreparationError
 
-__all__ = ["backward", "is_lomo"]
-
 
 def is_lomo(optimizer: object) -> bool:
     """Return whether an optimizer, or the one that it wraps, is `Lomo` or `AdaLomo` of lomo-optim."""

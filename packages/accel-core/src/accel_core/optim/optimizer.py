@@ -21,8 +21,6 @@ from accel_core.state.gradient import GradientState
 if TYPE_CHECKING:
     from accel_core.optim.average import ModelAverage
 
-__all__ = ["AcceleratedOptimizer", "Stepper", "move_to_device", "patch_optimizer_step"]
-
 _logger = get_logger(__name__)
 
 

@@ -12,8 +12,6 @@ from accel_core.errors import PreparationError
 from accel_core.mesh.tensor import is_exchanged, is_spread, placed_like
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["ParameterNames"]
-
 _Seen = tuple[weakref.ref[torch.nn.Module], str]
 _Change = tuple[list[torch.nn.Parameter], int, torch.nn.Parameter]
 _SHOWN = 8

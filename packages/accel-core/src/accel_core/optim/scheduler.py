@@ -9,8 +9,6 @@ from typing import Any
 from accel_core.process import world
 from accel_core.state.gradient import GradientState
 
-__all__ = ["AcceleratedScheduler"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -6,8 +6,6 @@ from accel_core._records import record
 from accel_core.options.enums import DynamoBackend
 from accel_core.options.option import Prompt, boolean, option, upper
 
-__all__ = ["TORCH_DYNAMO_MODES", "CompilationOptions"]
-
 TORCH_DYNAMO_MODES = ["default", "reduce-overhead", "max-autotune"]
 
 

@@ -20,23 +20,6 @@ from accel_core.host import environ, installed
 from accel_core.host.availability import OLDEST_TORCHAO, has_module
 from accel_core.host.versions import compare_versions
 
-__all__ = [
-    "BUILT_IN",
-    "GROUP",
-    "PUBLIC",
-    "Engine",
-    "Presence",
-    "Public",
-    "absent",
-    "attach_moved",
-    "bring",
-    "engines",
-    "flagged",
-    "load",
-    "require",
-    "require_switched",
-]
-
 GROUP = "accel.engines"
 """Entry-point group under which packages announce engines."""
 

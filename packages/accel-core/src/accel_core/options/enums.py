@@ -11,28 +11,6 @@ from typing import Any, NamedTuple
 
 from accel_core.errors import ConfigurationError
 
-__all__ = [
-    "AUTOCAST_PRECISIONS",
-    "CUDA_DISTRIBUTED_TYPES",
-    "OTHER_NAMES",
-    "PRECISIONS",
-    "TORCH_DISTRIBUTED_OPERATION_TYPES",
-    "BaseEnum",
-    "ComputeEnvironment",
-    "CustomDtype",
-    "DDPCommunicationHookType",
-    "DistributedType",
-    "DynamoBackend",
-    "EnumWithContains",
-    "FP8BackendType",
-    "LoggerType",
-    "PrecisionRow",
-    "PrecisionType",
-    "RNGType",
-    "SageMakerDistributedType",
-    "meant",
-]
-
 
 def meant(word: object, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
     """Return a question for the word that somebody may have meant, or nothing; `others` are other words for some."""

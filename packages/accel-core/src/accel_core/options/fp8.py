@@ -5,8 +5,6 @@ from typing import ClassVar
 from accel_core._records import record
 from accel_core.options.option import Prompt, one_or_zero, option, upper
 
-__all__ = ["FP8_ALGORITHMS", "FP8_FORMATS", "MSAMP_LEVELS", "Fp8Options"]
-
 FP8_FORMATS = ("HYBRID", "E4M3", "E5M2")
 FP8_ALGORITHMS = ("max", "most_recent")
 MSAMP_LEVELS = ("O1", "O2")

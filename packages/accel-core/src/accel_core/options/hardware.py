@@ -9,8 +9,6 @@ from __future__ import annotations
 from accel_core._records import record
 from accel_core.options.enums import DistributedType
 
-__all__ = ["HARDWARE", "Hardware"]
-
 
 @record(frozen=True)
 class Hardware:

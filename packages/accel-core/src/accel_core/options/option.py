@@ -25,23 +25,6 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 
-__all__ = [
-    "Option",
-    "Prompt",
-    "boolean",
-    "boolean_as_text",
-    "member_of",
-    "names",
-    "number_or_auto",
-    "one_or_zero",
-    "option",
-    "option_named",
-    "options_of",
-    "upper",
-    "word",
-]
-
-
 _UNSET: object = object()
 """Default of the launcher that a row leaves to its table."""
 

@@ -5,16 +5,6 @@ from typing import ClassVar
 from accel_core._records import record
 from accel_core.options.option import Prompt, boolean, option
 
-__all__ = [
-    "BETA_CP_AVAILABLE_PYTORCH_VERSION",
-    "BETA_SP_AVAILABLE_DEEPSPEED_VERSION",
-    "BETA_TP_AVAILABLE_PYTORCH_VERSION",
-    "BETA_TP_AVAILABLE_TRANSFORMERS_VERSION",
-    "CP_STRATEGIES",
-    "DTENSOR_PYTORCH_VERSION",
-    "ParallelismOptions",
-]
-
 BETA_CP_AVAILABLE_PYTORCH_VERSION = "2.6.0"
 BETA_SP_AVAILABLE_DEEPSPEED_VERSION = "0.18.2"
 BETA_TP_AVAILABLE_PYTORCH_VERSION = "2.3.0"

@@ -10,8 +10,6 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.plugins.handlers import KwargsHandler
 
-__all__ = ["GradientAccumulationPlugin", "ShortWindow"]
-
 ShortWindow = Literal["actual", "full"]
 """What the losses are divided by in a window that the end of the data cuts short."""
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["get_module_class_from_name"]
-
 
 def get_module_class_from_name(module: nn.Module, name: str) -> type[nn.Module] | None:
     """Return the class of that name among a module and everything below it."""

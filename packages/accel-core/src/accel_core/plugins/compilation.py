@@ -11,8 +11,6 @@ from accel_core.options.enums import DynamoBackend, meant
 from accel_core.options.option import option_named, options_of
 from accel_core.plugins.handlers import KwargsHandler
 
-__all__ = ["TorchDynamoPlugin"]
-
 
 @record
 class TorchDynamoPlugin(KwargsHandler):

@@ -18,8 +18,6 @@ from accel_core.plugins.handlers import KwargsHandler
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
 
-__all__ = ["AORecipeKwargs", "FP8RecipeKwargs", "MSAMPRecipeKwargs", "TERecipeKwargs"]
-
 _OVERRIDES = ("override_fprop", "override_dgrad", "override_wgrad")
 
 

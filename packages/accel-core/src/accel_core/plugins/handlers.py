@@ -15,18 +15,6 @@ from accel_core.options.enums import DDPCommunicationHookType
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "MITA_PROFILING_AVAILABLE_PYTORCH_VERSION",
-    "XPU_PROFILING_AVAILABLE_PYTORCH_VERSION",
-    "AutocastKwargs",
-    "DistributedDataParallelKwargs",
-    "GradScalerKwargs",
-    "InitProcessGroupKwargs",
-    "KwargsHandler",
-    "MeterKwargs",
-    "ProfileKwargs",
-]
-
 ProfilerActivityName = Literal["cpu", "xpu", "mtia", "cuda", "hpu"]
 
 MITA_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.1.0"

@@ -9,8 +9,6 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError, expect_flags
 from accel_core.host import environ
 
-__all__ = ["UNEVEN_ENDS", "DataLoaderConfiguration"]
-
 UNEVEN_ENDS = ("drop", "repeat", "empty")
 
 

@@ -15,15 +15,6 @@ from accel_core.options.parallelism import ParallelismOptions
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = [
-    "DeepSpeedSequenceParallelConfig",
-    "ParallelismConfig",
-    "TorchContextParallelConfig",
-    "TorchTensorParallelConfig",
-    "TorchTensorParallelPlugin",
-    "is_shared",
-]
-
 _H = TypeVar("_H")
 _SHARED_ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Attentions of transformers that work without a mask, on a part of the heads; kernels of the hub have owner/name."""

@@ -9,8 +9,6 @@ from typing import ClassVar
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, expect_flags
 
-__all__ = ["ProjectConfiguration"]
-
 
 @record
 class ProjectConfiguration:

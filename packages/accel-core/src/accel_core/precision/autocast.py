@@ -15,8 +15,6 @@ from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.precision.outputs import convert_outputs_to_fp32
 from accel_core.precision.precision import Precision
 
-__all__ = ["AutocastPrecision"]
-
 _M = TypeVar("_M", bound=torch.nn.Module)
 
 

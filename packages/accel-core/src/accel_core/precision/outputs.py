@@ -10,8 +10,6 @@ import torch
 
 from accel_core.comm.tree import recursively_apply
 
-__all__ = ["convert_outputs_to_fp32", "convert_to_fp32"]
-
 _HALF = (torch.float16, torch.bfloat16)
 
 

@@ -12,8 +12,6 @@ from accel_core.options.enums import FP8BackendType
 from accel_core.plugins.handlers import AutocastKwargs
 from accel_core.precision import scaler as scalers
 
-__all__ = ["Precision"]
-
 _M = TypeVar("_M", bound=torch.nn.Module)
 
 

@@ -11,8 +11,6 @@ from accel_core.precision.fp8 import backend
 from accel_core.precision.precision import Precision
 from accel_core.process.world import World
 
-__all__ = ["choose"]
-
 
 def choose(
     name: str,

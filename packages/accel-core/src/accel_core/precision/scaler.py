@@ -12,8 +12,6 @@ from accel_core.options.enums import DistributedType
 from accel_core.options.hardware import HARDWARE
 from accel_core.process import world
 
-__all__ = ["adapt", "begin", "forget", "get_grad_scaler", "unscale"]
-
 _DEVICES: dict[DistributedType, str] = {row.label: row.name for row in HARDWARE if row.label is not DistributedType.NO}
 
 _UNSCALED, _STEPPED = 1, 2  # of torch's `OptState`

@@ -6,8 +6,6 @@ import sys
 import threading
 import traceback
 
-__all__ = ["find"]
-
 _OURS = {
     *("accel_core", "accel_deepspeed", "accel_megatron", "accel_parallel", "accel", "accelerate", "torch"),
     *("contextlib", "functools"),

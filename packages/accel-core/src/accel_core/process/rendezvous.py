@@ -13,8 +13,6 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
 
-__all__ = ["LAUNCHERS", "Launcher", "ProcessEnv", "expand_hosts", "locate", "publish", "slurm_port"]
-
 
 @record(frozen=True)
 class ProcessEnv:

@@ -15,8 +15,6 @@ from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from accel_core.host import environ
 from accel_core.process.rendezvous import ProcessEnv
 
-__all__ = ["LOOPBACK_METHOD", "listens_on_loopback", "loopback_store"]
-
 LOOPBACK_METHOD = "accel-loopback://"
 """The `init_method` of a rank 0 whose store listens on loopback; the other ranks use `env://`."""
 

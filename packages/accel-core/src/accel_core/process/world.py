@@ -31,19 +31,6 @@ from accel_core.options.enums import DistributedType
 from accel_core.process import rendezvous
 from accel_core.process.store import LOOPBACK_METHOD, listens_on_loopback
 
-__all__ = [
-    "GroupNeeds",
-    "World",
-    "before_leaving",
-    "current",
-    "destroy",
-    "ended",
-    "ensure",
-    "forget",
-    "lead",
-    "leading",
-]
-
 _HOST_BACKENDS = ("gloo", "mpi", "ucc")
 """Process-group backends that move tensors on the CPU, whatever else they move."""
 

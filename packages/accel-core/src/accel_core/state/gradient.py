@@ -11,8 +11,6 @@ from accel_core.host import heartbeat
 from accel_core.host.run_card import card
 from accel_core.plugins.accumulation import GradientAccumulationPlugin, ShortWindow
 
-__all__ = ["GradientState"]
-
 
 class _Reading:
     """An iteration of a loader.

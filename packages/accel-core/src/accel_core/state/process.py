@@ -13,8 +13,6 @@ from accel_core.options.enums import DistributedType
 from accel_core.process import world
 from accel_core.state.process_control import FunctionControl, ProcessControl, SharedState
 
-__all__ = ["PartialState", "do_nothing", "wait_for_everyone"]
-
 
 def do_nothing(*args: object, **kwargs: object) -> None:
     """Accept anything and return nothing."""

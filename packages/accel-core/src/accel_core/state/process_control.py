@@ -15,8 +15,6 @@ from accel_core.process.world import World, ensure, leading
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FunctionControl", "ProcessControl", "SharedState"]
-
 
 class SharedState:
     """A state of the process that all instances share; the class that has it keeps it in `_shared_state`."""

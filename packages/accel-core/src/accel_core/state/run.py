@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from accel_core.mesh.layout import Layout
     from accel_core.plugins.parallelism import ParallelismConfig
 
-__all__ = [
-    "AcceleratorState", "Decision", "decided", "first_tensor_parallel_rank", "is_initialized", "loss_part",
-    "resolve_precision",
-]  # fmt: skip
-
 
 @record(frozen=True)
 class Decision:

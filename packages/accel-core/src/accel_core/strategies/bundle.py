@@ -14,8 +14,6 @@ from accel_core.errors import PreparationError
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 
-__all__ = ["Bundle", "Kind", "Slot", "kind_of"]
-
 Kind = Literal["models", "optimizers", "loaders", "schedulers"]
 """The kinds of objects that a strategy prepares, by the names of a bundle's lists."""
 

@@ -25,8 +25,6 @@ from accel_core.strategies.parts import Parts
 from accel_core.strategies.placement import devices_of, is_spread, refuse_sharded
 from accel_core.strategies.strategy import Strategy
 
-__all__ = ["DataParallelStrategy"]
-
 _logger = get_logger(__name__)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-__all__ = ["fingerprint", "fingerprint_of"]
-
 
 def fingerprint(model: nn.Module) -> str:
     """Return what is equal on ranks whose models have the same parameters and buffers, and hardly ever otherwise."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import DataLoader
 
-__all__ = ["Clip", "Kit", "Parts", "PrecisionRequest", "SequenceBuffers"]
-
 
 class Clip(NamedTuple):
     """Gradients to clip.

@@ -9,8 +9,6 @@ import torch
 from accel_core.errors import PreparationError
 from accel_core.host.versions import compare_versions
 
-__all__ = ["devices_of", "is_spread", "move", "refuse_empty", "refuse_misplaced", "refuse_offloaded", "refuse_sharded"]
-
 _Place = int | str | torch.device
 
 

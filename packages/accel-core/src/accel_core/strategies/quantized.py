@@ -12,8 +12,6 @@ from accel_core.errors import PreparationError
 from accel_core.process.world import World
 from accel_core.strategies.fingerprint import fingerprint_of
 
-__all__ = ["refuse_packed"]
-
 
 def refuse_packed(
     model: nn.Module, world: World, device: torch.device, *, cast: torch.dtype | None, integers: bool

@@ -17,15 +17,6 @@ from accel_core.modules.compilation import (
 from accel_core.options.enums import DynamoBackend
 from accel_core.plugins.compilation import TorchDynamoPlugin
 
-__all__ = [
-    "compile_blocks",
-    "compile_blocks_in_place",
-    "compile_in_place",
-    "compile_whole",
-    "inside",
-    "keep_compiled",
-]
-
 
 def inside(model: torch.nn.Module) -> torch.nn.Module:
     """Return the module inside a compiled one; a module that was not compiled is returned unchanged."""

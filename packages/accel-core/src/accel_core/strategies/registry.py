@@ -21,17 +21,6 @@ from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.strategies.strategy import Strategy
 
-__all__ = [
-    "Choice",
-    "Request",
-    "choose",
-    "has_several_processes",
-    "is_any",
-    "needs_mesh",
-    "on_xla",
-    "register_strategy",
-]
-
 
 @record(frozen=True)
 class Request:

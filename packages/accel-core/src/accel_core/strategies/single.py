@@ -7,8 +7,6 @@ import torch
 from accel_core.options.enums import DistributedType
 from accel_core.strategies.strategy import Strategy
 
-__all__ = ["SingleStrategy"]
-
 
 class SingleStrategy(Strategy):
     """One process trains one copy of the model."""

@@ -11,8 +11,6 @@ from accel_core._torch import compiles_itself
 from accel_core.logging import get_logger
 from accel_core.modules.compilation import is_compiled_module
 
-__all__ = ["warn_of_bypassed", "warn_of_no_model"]
-
 logger = get_logger(__name__)
 
 

@@ -36,8 +36,6 @@ from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest, Sequ
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-__all__ = ["Strategy", "strategy_of", "sync_next_backward"]
-
 _L = TypeVar("_L")
 _owners: MutableMapping[torch.nn.Module, ReferenceType[Strategy]] = WeakIdKeyDictionary()
 

@@ -17,15 +17,6 @@ from accel_core.options.enums import LoggerType, meant
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
 
-__all__ = [
-    "ENTRY_POINT_GROUP",
-    "LOGGER_TYPE_TO_CLASS",
-    "filter_trackers",
-    "get_available_trackers",
-    "is_available",
-    "register_tracker_class",
-]
-
 logger = get_logger(__name__)
 
 ENTRY_POINT_GROUP = "accel.trackers"

@@ -9,8 +9,6 @@ from typing import Any
 from accel_core.tracking.queues import QUEUED, TrackerQueue
 from accel_core.tracking.tracker import GeneralTracker
 
-__all__ = ["NULL_RUN", "NullRun", "TrackerHandle", "do_nothing"]
-
 _OWN = frozenset({"_kind", "_queued", "_real", "_send", "_queue", "_deliver", "name", "tracker"})
 _FACTS = frozenset({"fills_step", "libraries", "main_process_only", "requires_logging_directory", "starts_on_caller"})
 

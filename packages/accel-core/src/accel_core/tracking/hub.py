@@ -25,8 +25,6 @@ from accel_core.tracking.steps import StepCounter, whole_step
 from accel_core.tracking.tracker import GeneralTracker
 from accel_core.tracking.undelivered import Undelivered
 
-__all__ = ["TrackerHub"]
-
 logger = logging.getLogger(__name__)
 
 _Queues = Mapping[str, TrackerQueue]

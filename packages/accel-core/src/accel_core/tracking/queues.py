@@ -29,8 +29,6 @@ from typing import Any, NamedTuple
 from accel_core.tracking.snapshot import snapshot
 from accel_core.tracking.tracker import GeneralTracker
 
-__all__ = ["MOST_WAITING", "QUEUED", "Call", "TrackerQueue", "describe_error"]
-
 QUEUED = frozenset(
     {"log", "log_artifact", "log_artifacts", "log_figure", "log_images", "log_table", "store_init_configuration"}
 )

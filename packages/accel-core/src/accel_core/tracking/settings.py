@@ -10,8 +10,6 @@ from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.plugins.handlers import KwargsHandler
 
-__all__ = ["POLICIES", "TrackerKwargs"]
-
 POLICIES = ("raise", "warn", "off")
 """What a failing tracker does to a run."""
 

@@ -9,8 +9,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["snapshot"]
-
 _T = TypeVar("_T")
 _DEEPEST = 20
 

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["StepCounter", "whole_step"]
-
 _LARGEST = 2**62
 """Most libraries keep steps in 64 bits; what is counted on from a step has to fit too."""
 

@@ -10,8 +10,6 @@ from accel_core.errors import TrackerInterfaceError
 from accel_core.host import environ
 from accel_core.process.world import current
 
-__all__ = ["GeneralTracker", "on_main_process"]
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _REQUIRED = ("name", "requires_logging_directory", "tracker")

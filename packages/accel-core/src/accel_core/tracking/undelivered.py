@@ -12,8 +12,6 @@ from typing import Any
 
 from accel_core.tracking.queues import Call, describe_error
 
-__all__ = ["PREFIX", "Undelivered"]
-
 PREFIX = "undelivered-"
 """What the names of these files begin with; they end in `.jsonl`."""
 

@@ -9,7 +9,7 @@ import pytest
 
 from accel_core.host import availability
 
-QUESTIONS = [name for name in availability.__all__ if name.startswith("is_")]
+QUESTIONS = [name for name in dir(availability) if name.startswith("is_")]
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

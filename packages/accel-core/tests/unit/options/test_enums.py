@@ -11,7 +11,7 @@ from accel_core.options import enums
 
 ENUMS = [
     kind
-    for kind in (getattr(enums, name) for name in enums.__all__)  # not by their module: the drop-in sets its own
+    for kind in vars(enums).values()  # not by their module: the drop-in sets its own
     if isinstance(kind, type) and issubclass(kind, enum.Enum) and len(kind)
 ]
 WITH_CONTAINS = [kind for kind in ENUMS if issubclass(kind, enums.BaseEnum)]

@@ -13,8 +13,6 @@ from accel_launch.settings.resolve import Settings
 from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import BY_KEY
 
-__all__ = ["batch", "check", "environment", "keys_beside_file", "values_from_file"]
-
 _FORMATS = ("fp16", "bf16")
 
 

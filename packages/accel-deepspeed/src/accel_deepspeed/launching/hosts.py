@@ -12,8 +12,6 @@ from accel_launch.settings.layout import counted
 from accel_launch.settings.reading import read_text
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["MPI", "check_hosts", "launcher_of"]
-
 MPI = ("openmpi", "mvapich", "mpich")
 """Multinode launchers that start as many processes on each host as the hostfile has slots, and take no filter."""
 

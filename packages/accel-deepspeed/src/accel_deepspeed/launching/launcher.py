@@ -16,8 +16,6 @@ from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.run import supervise
 from accel_launch.terminal import say
 
-__all__ = ["DeepSpeedLauncher", "carried"]
-
 _FILE_VARIABLE = "DS_ENV_FILE"
 """Variable that names the file in place of `.deepspeed_env`."""
 

@@ -2,8 +2,6 @@
 
 from accel_launch.questions.question import Answers, Question, answered, from_key, on_several_machines
 
-__all__ = ["questions"]
-
 _CHOSEN = answered(("engine", "DeepSpeed"))
 
 

@@ -3,9 +3,6 @@
 from accel_core.options.enums import DEEPSPEED_MULTINODE_LAUNCHERS
 from accel_launch.settings.model import Setting
 
-__all__ = ["SETTINGS"]
-
-
 _LAUNCHERS = tuple(DEEPSPEED_MULTINODE_LAUNCHERS)
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from accel_core.errors import ConfigurationError
 from accel_launch.arguments import Parser
 
-__all__ = ["add_arguments", "complete", "script_for"]
-
 _SCRIPTS = {
     "bash": """_accel_complete() {
     local IFS=$'\\n'

@@ -7,8 +7,6 @@ from accel_core.options.enums import AUTOCAST_PRECISIONS
 from accel_launch.arguments import Parser
 from accel_launch.command import Command
 
-__all__ = ["COMMAND"]
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_file(parser, None)

@@ -22,8 +22,6 @@ from accel_launch.settings.reading import read_text
 from accel_launch.settings.resolve import resolve
 from accel_launch.settings.table import ALL
 
-__all__ = ["configure", "default_config", "update_config"]
-
 _WRITE_IT = Question("write", "Write this file?", ("yes", "no"), "yes")
 
 

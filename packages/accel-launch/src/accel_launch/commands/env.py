@@ -4,8 +4,6 @@ import argparse
 
 from accel_launch.command import Command
 
-__all__ = ["COMMAND"]
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config_file", help="Configuration file to show instead of the default one.")

@@ -13,8 +13,6 @@ from accel_core.host import environ
 from accel_launch.settings.configured import load_if_any
 from accel_launch.settings.engines import describe, engine_rows
 
-__all__ = ["environment_report", "show_env"]
-
 _PREFIXES = (
     "ACCEL_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_",
     "OMP_", "CUDA_VISIBLE", "NCCL_", "GLOO_",

@@ -11,8 +11,6 @@ from accel_launch.settings.model import Setting
 from accel_launch.settings.resolve import choose, remedy
 from accel_launch.settings.table import ALL, BY_KEY
 
-__all__ = ["COMMAND", "add_settings", "launch_command_parser"]
-
 _EXAMPLES = """Examples:
   {0} train.py --lr 0.1                     one process, or one per GPU
   {0} --cpu -n 2 train.py                   two processes on the CPU

@@ -21,8 +21,6 @@ from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import BY_KEY
 from accel_launch.terminal import colors_wanted, paint
 
-__all__ = ["explanation", "plan", "print_explanation", "print_plan"]
-
 _SECRET = ("secret", "access_key")
 _ENGINES = "engines"
 _LINES = 4

@@ -15,9 +15,6 @@ from accel_launch.settings.slips import slips
 from accel_launch.settings.table import ALL
 from accel_launch.terminal import colors_wanted, paint, say
 
-__all__ = ["launch", "settings_from"]
-
-
 _PREVIEW = "accel_launch.commands.preview"
 
 

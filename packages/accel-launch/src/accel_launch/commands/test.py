@@ -8,8 +8,6 @@ from accel_launch.commands.launch import COMMAND as LAUNCH
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.settings.location import default_file
 
-__all__ = ["COMMAND", "check", "words_for"]
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config_file", help="Configuration to check instead of the default one.")

@@ -11,8 +11,6 @@ from accel_launch.command import Command
 from accel_launch.settings.configured import load_if_any
 from accel_launch.settings.reading import read_text
 
-__all__ = ["COMMAND", "pod_command"]
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config_file", help="Configuration that names the pod.")

@@ -33,8 +33,6 @@ from accel_launch.supervision.streams import RankLog
 from accel_launch.supervision.supervisor import Supervisor, cannot_start
 from accel_launch.terminal import flush_output
 
-__all__ = ["rendezvous_of", "run_elastic"]
-
 
 class _FollowedStreams(LogsSpecs):
     """Gives every rank the streams and variables of the supervisor."""

@@ -20,8 +20,6 @@ from accel_launch.launchers.torch_loggers import torch_loggers
 from accel_launch.supervision.signals import SignalHandlers
 from accel_launch.terminal import say
 
-__all__ = ["NotebookRankError", "first_exception", "run_forked"]
-
 
 class NotebookRankError(ChildFailedError, LaunchError):
     """A rank of `notebook_launcher` or `debug_launcher` failed: our error, and the one that torch's launcher raises."""

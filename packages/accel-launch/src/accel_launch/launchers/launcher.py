@@ -9,8 +9,6 @@ from accel_launch.settings.resolve import Settings
 from accel_launch.settings.table import BY_KEY
 from accel_launch.supervision.run import supervise
 
-__all__ = ["Launcher", "flags_of", "script_command"]
-
 
 def script_command(settings: Settings) -> list[str]:
     """Return the command line of the script itself, as each process gets it."""

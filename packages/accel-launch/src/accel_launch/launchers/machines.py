@@ -14,8 +14,6 @@ from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.outcome import without_crash
 from accel_launch.supervision.supervisor import Supervisor
 
-__all__ = ["GRACE_S", "OtherMachines"]
-
 GRACE_S = 5.0
 """Seconds that the other ranks have to end by themselves once one has failed."""
 

@@ -8,8 +8,6 @@ from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_launch.launchers.launcher import Launcher, script_command
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["MpiLauncher", "flavor"]
-
 _FLAGS = {
     "Open MPI": ("--hostfile", "--npernode", ("--bind-to", "socket")),
     "Intel": ("-f", "-ppn", ()),

@@ -14,8 +14,6 @@ from typing import Any
 
 from accel_core.errors import LaunchError
 
-__all__ = ["check_agreement", "check_free", "check_main_machine", "facts_of_machine", "own_address"]
-
 _CONNECT_TIMEOUT_S = 300.0
 
 

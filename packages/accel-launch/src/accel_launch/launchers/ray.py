@@ -10,8 +10,6 @@ from accel_launch.imports import load
 from accel_launch.launchers.launcher import Launcher, flags_of
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["RayLauncher"]
-
 _DECIDED = {"launcher", "address", "ray", "num_processes", "nproc_per_node", "num_machines", "nnodes", "machine_rank",
             "main_process_ip", "main_process_port", "num_cpu_threads_per_process", "gpu_ids", "max_restarts", "tee",
             "config_file", "dry_run", "json", "explain", "all"}  # fmt: skip

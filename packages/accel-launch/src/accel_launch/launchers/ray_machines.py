@@ -25,8 +25,6 @@ from accel_launch.supervision.outcome import TRY_AGAIN
 from accel_launch.supervision.signals import SignalHandlers
 from accel_launch.terminal import colors_wanted, flush_output, paint, say
 
-__all__ = ["Machine", "run_on_ray"]
-
 _FREE_S, _START_S, _PATIENCE_S = 60.0, 900.0, 3.0
 """Seconds that machines have to get free, and to start: what Ray installs there takes a while."""
 

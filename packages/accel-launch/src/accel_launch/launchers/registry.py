@@ -5,8 +5,6 @@ from accel_core.options.engines import engines, load
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["BUILT_IN", "ENTRY_POINT_GROUP", "choose"]
-
 ENTRY_POINT_GROUP = "accel.launchers"
 """Entry-point group under which other distributions offer launchers."""
 

@@ -22,8 +22,6 @@ from accel_core.errors import LaunchError
 from accel_core.host.environ import write
 from accel_core.process.store import loopback_store
 
-__all__ = ["LocalRendezvous", "NumberedMachines", "leave", "machines_rendezvous"]
-
 _TIMEOUT_S = 300
 
 

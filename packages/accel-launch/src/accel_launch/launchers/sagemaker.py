@@ -12,8 +12,6 @@ from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.reading import read_text
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["SAGEMAKER_PARALLEL_EC2_INSTANCES", "SageMakerLauncher", "hyperparameters", "inputs_of", "job_description"]
-
 SAGEMAKER_PARALLEL_EC2_INSTANCES = ["ml.p3.16xlarge", "ml.p3dn.24xlarge", "ml.p4dn.24xlarge"]
 """Instances on which SageMaker runs its own data parallelism."""
 

@@ -3,8 +3,6 @@
 from accel_launch.launchers.launcher import Launcher, script_command
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["SimpleLauncher"]
-
 
 class SimpleLauncher(Launcher):
     """One process on this machine."""

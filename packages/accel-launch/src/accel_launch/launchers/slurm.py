@@ -15,8 +15,6 @@ from accel_launch.launchers.launcher import Launcher, flags_of
 from accel_launch.settings.resolve import Settings
 from accel_launch.terminal import say
 
-__all__ = ["SlurmLauncher", "facts_of"]
-
 _NOT_PASSED_ON = {"launcher", "slurm", "num_machines", "machine_rank", "dry_run", "json", "explain", "all"}
 """Settings of this command line that the launchers inside the job do not get; variables travel by themselves."""
 _GRACE_S = 120

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["torch_loggers"]
-
 _NAMES = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
 
 

@@ -7,8 +7,6 @@ from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.child import switched
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["TorchrunLauncher"]
-
 
 class TorchrunLauncher(Launcher):
     """As many processes as asked for, on this machine and on others."""

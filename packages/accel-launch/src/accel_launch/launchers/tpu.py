@@ -8,8 +8,6 @@ from accel_core.options.engines import engines
 from accel_launch.launchers.launcher import Launcher
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["TpuLauncher"]
-
 
 class TpuLauncher(Launcher):
     """torch-xla starts one process per core, each running the script's main training function."""

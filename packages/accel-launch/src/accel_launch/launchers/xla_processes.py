@@ -12,8 +12,6 @@ from typing import Any
 
 from accel_core.errors import ConfigurationError
 
-__all__ = ["find_function", "main"]
-
 
 def find_function(script: str, name: str, *, module: bool = False) -> Callable[..., Any]:
     """Import a script and return its main training function."""

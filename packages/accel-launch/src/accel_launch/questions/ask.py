@@ -9,8 +9,6 @@ from typing import Any, Protocol, TextIO
 from accel_core.errors import ConfigurationError
 from accel_launch.questions.question import BACK, Question
 
-__all__ = ["Asker", "LineAsker", "ask_all", "asker_for"]
-
 
 class Asker(Protocol):
     """Somebody who can be asked."""

@@ -5,8 +5,6 @@ from accel_core.options.engines import Engine, engines, load
 from accel_launch.questions.question import Answers, Question, from_key, from_options, on_several_machines
 from accel_launch.settings.devices import SEVERAL_DEVICES, count_gpus
 
-__all__ = ["CLUSTER", "ENVIRONMENT", "ON_SAGEMAKER"]
-
 _YES_NO = ("no", "yes")
 _GPU_TYPES = {f"several {label.removeprefix('MULTI_')}s": label for label in SEVERAL_DEVICES}
 _MACHINES = ("one process", "several CPU processes", *_GPU_TYPES, "TPU")

@@ -8,8 +8,6 @@ from accel_launch.questions.cluster import CLUSTER, ENVIRONMENT, ON_SAGEMAKER, T
 from accel_launch.questions.question import Question
 from accel_launch.questions.sagemaker import SAGEMAKER
 
-__all__ = ["configuration_of", "hold_dialogue"]
-
 
 def hold_dialogue(asker: Asker) -> dict[str, Any]:
     """Ask everything and return the configuration."""

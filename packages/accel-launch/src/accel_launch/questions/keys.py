@@ -9,8 +9,6 @@ import questionary
 from accel_core.errors import ConfigurationError
 from accel_launch.questions.question import BACK, Question
 
-__all__ = ["TerminalAsker"]
-
 _ALL = "*"
 """The choice that shows all others."""
 

@@ -9,19 +9,6 @@ from accel_launch.settings.model import Setting
 from accel_launch.settings.resolve import read
 from accel_launch.settings.table import BY_KEY
 
-__all__ = [
-    "BACK",
-    "Answers",
-    "Question",
-    "When",
-    "always",
-    "answered",
-    "from_key",
-    "from_options",
-    "from_setting",
-    "on_several_machines",
-]
-
 BACK = "<"
 """The answer that goes one question back."""
 

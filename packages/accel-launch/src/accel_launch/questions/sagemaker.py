@@ -8,8 +8,6 @@ from accel_launch.settings.config import (
 )
 from accel_launch.settings.table import BY_KEY
 
-__all__ = ["SAGEMAKER"]
-
 
 def _keyed(key: str, text: str, default: str = "", *choices: str, optional: bool = False) -> Question:
     """Return a question whose answer the file has under the same key."""

@@ -7,8 +7,6 @@ from accel_launch.settings.child import switched
 from accel_launch.settings.mesh import mesh_of
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["StepBatch", "batch_of"]
-
 
 @dataclass(frozen=True)
 class StepBatch:

@@ -13,8 +13,6 @@ from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.layout import counted
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["check_installed", "check_script", "check_settings"]
-
 
 def check_script(settings: Settings) -> None:
     """Refuse a script that cannot be started."""

@@ -10,8 +10,6 @@ from accel_launch.settings.devices import visible_variable
 from accel_launch.settings.resolve import Settings
 from accel_launch.settings.table import BY_KEY
 
-__all__ = ["active", "child_environment", "engine_environment", "switched"]
-
 _MESH = "use_parallelism_config"
 
 

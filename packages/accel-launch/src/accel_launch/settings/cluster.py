@@ -7,8 +7,6 @@ from accel_core.process.rendezvous import LAUNCHERS, expand_hosts, slurm_port
 from accel_launch.settings.reading import shortened
 from accel_launch.settings.resolved import Resolved
 
-__all__ = ["recognise"]
-
 _TORCHRUN, *_MPI = LAUNCHERS
 
 

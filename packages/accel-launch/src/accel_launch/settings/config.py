@@ -16,19 +16,6 @@ from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.file import load, write
 from accel_launch.settings.location import default_yaml_file
 
-__all__ = [
-    "SAGEMAKER_PYTHON_VERSION",
-    "SAGEMAKER_PYTORCH_VERSION",
-    "SAGEMAKER_TRANSFORMERS_VERSION",
-    "BaseConfig",
-    "ClusterConfig",
-    "SageMakerConfig",
-    "basic_config",
-    "config_of",
-    "load_config_from_file",
-    "write_basic_config",
-]
-
 _Kind = TypeVar("_Kind", bound="BaseConfig")
 
 SAGEMAKER_PYTHON_VERSION = "py38"

@@ -8,8 +8,6 @@ from accel_launch.settings.location import default_file
 if TYPE_CHECKING:
     from accel_launch.settings.file import ConfigFile
 
-__all__ = ["load_if_any"]
-
 
 def load_if_any(named: str | None) -> "ConfigFile | None":
     """Read the file that is named, or the default one; None without either."""

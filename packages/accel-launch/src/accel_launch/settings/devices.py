@@ -9,8 +9,6 @@ from pathlib import Path
 from accel_core.options.enums import DistributedType
 from accel_core.options.hardware import HARDWARE
 
-__all__ = ["SEVERAL_DEVICES", "count_gpus", "visible_gpus", "visible_variable"]
-
 _VISIBLE = {row.label.value: row.visible_variable for row in HARDWARE if row.name not in ("cpu", "mps", "xla")}
 _GPU = DistributedType.MULTI_GPU.value
 _PROC, _DEV = Path("/proc/driver/nvidia/gpus"), Path("/dev")

@@ -9,8 +9,6 @@ import yaml
 from accel_core.errors import ConfigurationError
 from accel_launch.settings.reading import shortened
 
-__all__ = ["Lines", "parse"]
-
 Lines: TypeAlias = dict[tuple[str, ...], int]
 """Line of every key, by the keys that lead to it."""
 

@@ -9,8 +9,6 @@ from accel_launch.settings.child import active, switched
 from accel_launch.settings.mesh import mesh_of
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["asked_for", "describe", "engine_rows"]
-
 _FP8 = "fp8-"
 
 

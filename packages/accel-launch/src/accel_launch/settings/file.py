@@ -23,8 +23,6 @@ from accel_launch.settings.resolve import resolve_file
 from accel_launch.settings.resolved import Resolved
 from accel_launch.settings.table import ALL, BY_KEY, BY_PATH, ENGINES
 
-__all__ = ["CLUSTER_ONLY", "ConfigFile", "as_document", "check_keys", "load", "read_document", "sections", "write"]
-
 _THREADS = "num_cpu_threads_per_process"
 
 CLUSTER_ONLY = {

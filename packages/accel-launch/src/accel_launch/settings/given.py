@@ -2,8 +2,6 @@
 
 import argparse
 
-__all__ = ["GIVEN", "given"]
-
 GIVEN = "_given"
 """Attribute of the namespace that holds the options that were written on the command line."""
 

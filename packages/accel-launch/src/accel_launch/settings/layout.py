@@ -7,8 +7,6 @@ from accel_core.errors import ConfigurationError
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.resolved import Resolved
 
-__all__ = ["ProcessLayout", "counted", "layout_of"]
-
 
 @dataclass(frozen=True)
 class ProcessLayout:

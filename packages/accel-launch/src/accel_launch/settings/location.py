@@ -4,8 +4,6 @@ from pathlib import Path
 
 from accel_core.host import environ
 
-__all__ = ["config_folder", "default_file", "default_json_file", "default_yaml_file"]
-
 
 def config_folder() -> Path:
     """Return the folder of the default configuration file: below HF_HOME, else below the user's cache folder."""

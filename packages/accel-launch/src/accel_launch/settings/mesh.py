@@ -8,8 +8,6 @@ from accel_core.options.engines import load
 from accel_launch.settings.child import active, switched
 from accel_launch.settings.resolve import Settings
 
-__all__ = ["Mesh", "mesh_of"]
-
 _DATA_AXES = ("dp", *DATA_AXES)
 
 

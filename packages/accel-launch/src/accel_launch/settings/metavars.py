@@ -1,7 +1,5 @@
 """The placeholders of values in the help; apart from the settings, so that `accel --help` imports little."""
 
-__all__ = ["metavar_of"]
-
 _METAVARS = {
     "_ip": "HOST", "_port": "PORT", "_file": "FILE", "hostfile": "FILE", "_path": "PATH", "_dir": "DIR", "_ids": "IDS",
     "_names": "NAMES", "_to_wrap": "NAMES", "_filter": "HOSTS", "_function": "NAME", "_size": "N", "_degree": "N",

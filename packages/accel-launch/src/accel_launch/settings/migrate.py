@@ -6,8 +6,6 @@ accel writes say their schema in their first line, or under the key `schema` in 
 
 from typing import Any
 
-__all__ = ["SCHEMA", "migrate"]
-
 SCHEMA = 1
 """Version of the configuration format that this accel writes and reads; older ones are migrated."""
 

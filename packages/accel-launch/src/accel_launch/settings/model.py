@@ -25,8 +25,6 @@ from accel_launch.settings.rules import (
     Rule,
 )
 
-__all__ = ["ELASTIC", "HARDWARE", "LAUNCH", "LOOK", "PROCESSES", "Setting", "switch"]
-
 Kind = Literal["value", "switch", "off-switch", "append"]
 
 

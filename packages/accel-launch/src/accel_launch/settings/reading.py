@@ -5,8 +5,6 @@ from pathlib import Path
 
 from accel_core.errors import ConfigurationError
 
-__all__ = ["read_json", "read_text", "shortened"]
-
 
 def shortened(value: object) -> str:
     """Return a value for a message: on one line, and cut if it is long."""

@@ -14,8 +14,6 @@ from accel_launch.settings.model import Setting
 from accel_launch.settings.reading import shortened
 from accel_launch.settings.resolved import Resolved
 
-__all__ = ["Settings", "checked", "choose", "read", "remedy", "resolve", "resolve_file", "written_in"]
-
 
 @dataclass(frozen=True)
 class Settings(Mapping[str, Any]):

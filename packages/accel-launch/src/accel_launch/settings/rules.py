@@ -5,21 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "COUNT",
-    "FIELDS",
-    "FROM_ZERO",
-    "GPUS",
-    "MACHINES",
-    "PAIRS",
-    "PORT",
-    "SBATCH",
-    "SECONDS",
-    "TEE",
-    "Rule",
-    "tee_of",
-]
-
 
 @dataclass(frozen=True)
 class Rule:

@@ -13,8 +13,6 @@ from accel_launch.settings.resolve import Settings
 from accel_launch.settings.table import ALL, BY_KEY
 from accel_launch.settings.variables import unread
 
-__all__ = ["slips"]
-
 _READ = 1 << 20
 _FLAGS = {
     word: setting

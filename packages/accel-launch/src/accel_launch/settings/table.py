@@ -14,8 +14,6 @@ from accel_core.options.parallelism import ParallelismOptions
 from accel_launch.settings.model import HARDWARE, LAUNCH, Setting, switch
 from accel_launch.settings.rules import COUNT
 
-__all__ = ["ALL", "BY_KEY", "BY_PATH", "ENGINES"]
-
 
 def _checked(option: Option) -> Callable[[str], str]:
     """Return a parser that checks text against an option and keeps it as text, truth values in lower case."""

@@ -7,8 +7,6 @@ from accel_core.options.fp8 import Fp8Options
 from accel_core.options.option import options_of
 from accel_launch.settings.table import ALL
 
-__all__ = ["KNOWN", "unread"]
-
 _PREFIXES = ("ACCEL_", "ACCELERATE_")
 
 _BESIDE_SETTINGS = {

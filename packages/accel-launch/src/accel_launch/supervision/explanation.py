@@ -7,8 +7,6 @@ from pathlib import Path
 
 from accel_launch.supervision.outcome import ExitOutcome, cause_of
 
-__all__ = ["cure_of", "fold", "left_early"]
-
 _FRAME = re.compile(r'^(?P<mark>\[rank\d+\]: ?)?  File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.+)$')
 _SOURCE = re.compile(r"^(\[rank\d+\]: ?)?    ")
 _PACKAGE = re.compile(r".*(?:site-packages|dist-packages|src|python3\.\d+)/(\w+)")

@@ -8,8 +8,6 @@ from pathlib import Path
 from accel_core.errors import ConfigurationError
 from accel_launch.terminal import say
 
-__all__ = ["RECORD", "LogFile", "LogFolder"]
-
 RECORD = "failure.json"
 """Name of the record of a failure in the folder."""
 

@@ -17,17 +17,6 @@ from pathlib import Path
 
 from accel_core.host import environ
 
-__all__ = [
-    "RUN_VARIABLE",
-    "OrphanReaper",
-    "RunMark",
-    "alive",
-    "born_at",
-    "find_orphans",
-    "kill_orphans",
-    "signal_group",
-]
-
 RUN_VARIABLE = "ACCEL_RUN_ID"
 """Variable that marks every process of one run: its id, after those of the runs that it was started in."""
 

@@ -13,20 +13,6 @@ from accel_core.host.run_card import MEMORY_RAN_OUT
 from accel_launch.supervision.streams import RankLog
 from accel_launch.supervision.traceback_hold import TRACEBACK
 
-__all__ = [
-    "TRY_AGAIN",
-    "ExitOutcome",
-    "cause_of",
-    "failed_at",
-    "first_failure",
-    "last_traceback",
-    "memory_kills",
-    "outcomes",
-    "shell_status",
-    "want_restart",
-    "without_crash",
-]
-
 TRY_AGAIN = 75
 """Exit code of a process that saved its state and asks to be restarted: EX_TEMPFAIL of sysexits.h."""
 

@@ -18,16 +18,6 @@ from accel_launch.supervision.outcome import ExitOutcome, cause_of, first_failur
 from accel_launch.supervision.streams import RankLog
 from accel_launch.terminal import colors_wanted, paint, say
 
-__all__ = [
-    "failure_record",
-    "pass_on",
-    "report_card",
-    "report_failure",
-    "report_left_behind",
-    "report_restart",
-    "report_stacks",
-]
-
 _NOT_A_STACK = re.compile(r"^(?:Fatal Python error: Aborted\n+|Extension modules: .*\n?)", re.MULTILINE)
 """What Python prints around stacks, because it treats the signal that asks for them as a crash."""
 

@@ -7,8 +7,6 @@ from typing import Any
 from accel_launch.supervision.supervisor import Supervisor, cannot_start
 from accel_launch.terminal import flush_output
 
-__all__ = ["supervise"]
-
 
 def supervise(
     command: Sequence[str], environment: Mapping[str, str], settings: Mapping[str, Any], *, one_rank: bool

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["FORWARDED_SIGNALS", "SIGNALS", "TERMINATION_GRACE_S", "SignalHandlers"]
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that reach every process of the run, and end it."""
 

@@ -22,8 +22,6 @@ from accel_launch.supervision.logs import LogFile, LogFolder
 from accel_launch.supervision.orphans import born_at
 from accel_launch.supervision.traceback_hold import TRACEBACK, TracebackHold
 
-__all__ = ["Followed", "RankLog", "Streams"]
-
 _TAIL = 1 << 20
 _CHUNK = 1 << 16
 

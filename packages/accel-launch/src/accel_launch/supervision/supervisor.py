@@ -37,8 +37,6 @@ from accel_launch.supervision.signals import TERMINATION_GRACE_S, SignalHandlers
 from accel_launch.supervision.streams import Followed, RankLog, Streams
 from accel_launch.supervision.watchdog import Watchdog
 
-__all__ = ["Supervisor", "cannot_start", "marks"]
-
 _REPORT = "accel_launch.supervision.report"  # imported when there is something to report
 _EXPLANATION = "accel_launch.supervision.explanation"
 

@@ -9,8 +9,6 @@ import re
 import time
 from pathlib import Path
 
-__all__ = ["TRACEBACK", "TracebackHold", "seconds_without_core"]
-
 TRACEBACK = b"Traceback (most recent call last)"
 
 _BEGINS = re.compile(rb"^(\[rank\d+\]: ?)?" + re.escape(TRACEBACK), re.MULTILINE)

@@ -17,8 +17,6 @@ from accel_launch.supervision.orphans import signal_group
 from accel_launch.supervision.streams import RankLog
 from accel_launch.terminal import say
 
-__all__ = ["Watchdog", "progressed_at"]
-
 _PRINTING, _LOOK = 10.0, 0.05
 _SETTLED = 2
 """Batches and steps after which a rank has been through its first step, which may compile for long."""

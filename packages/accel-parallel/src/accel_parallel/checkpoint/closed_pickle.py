@@ -7,8 +7,6 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ForeignNameError", "Opaque", "load_closed"]
-
 
 class ForeignNameError(ValueError):
     """A pickle names something that is not on the list."""

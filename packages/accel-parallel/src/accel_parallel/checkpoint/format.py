@@ -12,8 +12,6 @@ from accel_core.checkpoint.report import Restoration
 from accel_parallel.checkpoint import models as stored_models
 from accel_parallel.checkpoint import optimizers as stored_optimizers
 
-__all__ = ["SHARDED", "ShardedFormat"]
-
 
 class ShardedFormat(PlainFormat):
     """Models and optimizers go by what lies there, into whole models and into such as are spread in place.

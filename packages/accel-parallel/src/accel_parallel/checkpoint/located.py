@@ -14,8 +14,6 @@ from torch import Tensor
 
 from accel_parallel.checkpoint.closed_pickle import Opaque, load_closed
 
-__all__ = ["locate_values"]
-
 
 def locate_values(file: IO[bytes], like: Tensor) -> int | None:
     """Return at which byte of a stream the values of a tensor begin that is contiguous and as `like`.

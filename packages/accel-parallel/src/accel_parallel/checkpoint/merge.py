@@ -34,8 +34,6 @@ from accel_core.process import world
 from accel_parallel.checkpoint.metadata import METADATA_NAME
 from accel_parallel.checkpoint.reader import ShardFolder
 
-__all__ = ["merge_command", "merge_folder", "merge_weights"]
-
 _logger = logging.getLogger(__name__)
 _MODEL = "model"
 _OPTIMIZERS = ("optimizer", "optim", "state", "param_groups")

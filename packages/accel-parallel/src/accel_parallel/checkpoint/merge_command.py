@@ -2,8 +2,6 @@
 
 import argparse
 
-__all__ = ["LARGEST_FILE", "add_arguments", "help", "name", "run"]
-
 LARGEST_FILE = "10GB"
 """Size of the largest file of merged weights, where nobody asks for another."""
 

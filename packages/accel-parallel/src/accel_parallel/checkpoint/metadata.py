@@ -26,8 +26,6 @@ from accel_core.checkpoint.manifest import check_name
 from accel_core.errors import CheckpointDamagedError, CheckpointError, UnsafeCheckpointError
 from accel_parallel.checkpoint.closed_pickle import ForeignNameError, Opaque, load_closed
 
-__all__ = ["METADATA_NAME", "covers", "decode", "like_of", "places_of"]
-
 METADATA_NAME = ".metadata"
 _RECORDS = (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata)
 _OPAQUE = (

@@ -16,8 +16,6 @@ from accel_core.errors import CheckpointError, CheckpointMismatchError
 from accel_parallel.checkpoint.metadata import METADATA_NAME
 from accel_parallel.checkpoint.reader import ShardFolder
 
-__all__ = ["ShardedModel", "damages", "holds_local", "is_sharded", "restoration", "shards_of"]
-
 
 class ShardedModel:
     """The weights of a model in a folder of shards, under the names of the bare model."""

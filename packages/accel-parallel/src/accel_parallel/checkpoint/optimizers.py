@@ -19,8 +19,6 @@ from accel_core.modules.unwrap import canonical_name, extract_model_from_paralle
 from accel_parallel.checkpoint.models import damages, is_sharded, shards_of
 from accel_parallel.checkpoint.reader import ShardFolder
 
-__all__ = ["NamedOptimizer", "named_optimizer", "restoration", "state_by_names"]
-
 
 @record(frozen=True)
 class NamedOptimizer:

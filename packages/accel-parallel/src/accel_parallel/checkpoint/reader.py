@@ -28,8 +28,6 @@ from accel_core.mesh.tensor import local_parts
 from accel_parallel.checkpoint.located import locate_values
 from accel_parallel.checkpoint.metadata import METADATA_NAME, decode, like_of, places_of
 
-__all__ = ["ShardFolder"]
-
 _PART = 1 << 20
 
 

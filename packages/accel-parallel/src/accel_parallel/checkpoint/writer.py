@@ -46,8 +46,6 @@ from accel_core.checkpoint.manifest import Entry
 from accel_core.checkpoint.staging import Buffers
 from accel_parallel.checkpoint.metadata import METADATA_NAME
 
-__all__ = ["Plans", "ShardPart", "plan"]
-
 _VERSION = "1.0.0"
 """Of torch's format."""
 

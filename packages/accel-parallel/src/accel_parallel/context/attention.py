@@ -13,8 +13,6 @@ from accel_parallel.context.exchange import gather_keys_and_values
 from accel_parallel.context.masks import causal_mask, lacks_keys, own_rows
 from accel_parallel.context.order import Share
 
-__all__ = ["Attention", "AttentionCall", "GatheredAttention", "sdpa"]
-
 sdpa = torch.nn.functional.scaled_dot_product_attention
 """torch's own attention, whatever takes its place."""
 

@@ -11,8 +11,6 @@ from accel_core.errors import ConfigurationError
 from accel_core.strategies.parts import SequenceBuffers
 from accel_parallel.context.order import Share
 
-__all__ = ["check_buffers", "split_in_place"]
-
 
 def check_buffers(given: SequenceBuffers, rank: int, size: int) -> Share:
     """Return how the sequence that some buffers share is split; refuse buffers that have none in common.

@@ -10,8 +10,6 @@ import torch.distributed as dist
 from accel_core._torch import all_gather_single, reduce_scatter_single
 from accel_parallel.context.order import in_order
 
-__all__ = ["gather_flags", "gather_keys_and_values", "gather_whole"]
-
 
 class _Gather(torch.autograd.Function):
     """Each rank's keys and values on all ranks, with one collective forward and one backward."""

@@ -17,8 +17,6 @@ from torch.overrides import TorchFunctionMode, get_overridable_functions
 from accel_core.errors import EngineUnavailableError
 from accel_parallel.context.attention import Attention, sdpa
 
-__all__ = ["attending", "refusing_recomputation", "uncompiled"]
-
 _R = TypeVar("_R")
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)

@@ -8,8 +8,6 @@ import torch.distributed as dist
 from accel_parallel.context.exchange import gather_whole
 from accel_parallel.context.order import Share
 
-__all__ = ["causal_mask", "lacks_keys", "own_rows"]
-
 
 def lacks_keys(mask: torch.Tensor, keys: int) -> bool:
     """Return whether a mask says nothing of keys that other ranks have, and differs between queries."""

@@ -12,8 +12,6 @@ import torch.distributed as dist
 from accel_core.comm.tree import recursively_apply, tree_leaves
 from accel_core.errors import DataError
 
-__all__ = ["of_whole_samples"]
-
 _T = TypeVar("_T")
 _TOLERANCE = 1e-5  # ranks may add up in another order
 

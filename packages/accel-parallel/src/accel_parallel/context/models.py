@@ -19,8 +19,6 @@ from accel_core.errors import EngineUnavailableError, PreparationError
 from accel_parallel.context.exchange import gather_whole
 from accel_parallel.context.order import Share
 
-__all__ = ["CompleteInputs", "check_attention", "find_model"]
-
 
 def check_attention(model: nn.Module) -> None:
     """Refuse a model whose attention is not torch's `scaled_dot_product_attention`."""

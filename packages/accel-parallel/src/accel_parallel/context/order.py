@@ -14,8 +14,6 @@ import torch
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
 
-__all__ = ["Share", "in_order"]
-
 
 @record(frozen=True)
 class Share:

@@ -22,8 +22,6 @@ from accel_parallel.context.models import CompleteInputs, check_attention, find_
 from accel_parallel.context.order import Share
 from accel_parallel.context.ring import RingAttention
 
-__all__ = ["ContextParallel"]
-
 _T = TypeVar("_T")
 
 

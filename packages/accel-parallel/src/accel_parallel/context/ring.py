@@ -20,8 +20,6 @@ from accel_parallel.context.attention import Attention, AttentionCall
 from accel_parallel.context.exchange import gather_flags
 from accel_parallel.context.order import Share
 
-__all__ = ["RingAttention"]
-
 _SEQUENCE_DIM = 2
 _READ_BACKWARD = ("grad_out", "query", "key", "value", "out", "logsumexp")
 """What backward kernels read, in their order; torch's ring passes it by these names."""

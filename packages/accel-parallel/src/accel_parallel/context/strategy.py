@@ -16,8 +16,6 @@ from accel_core.strategies.strategy import Strategy
 if TYPE_CHECKING:
     from accel_parallel.context.parallel import ContextParallel
 
-__all__ = ["SequenceStrategy"]
-
 _T = TypeVar("_T")
 
 

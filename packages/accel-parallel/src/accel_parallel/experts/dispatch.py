@@ -12,8 +12,6 @@ from torch.nn.functional import embedding_bag
 
 from accel_core.errors import StateError
 
-__all__ = ["Compute", "Route", "dispatch", "routed", "routed_evenly", "rows_of_all"]
-
 
 class _Context(Protocol):
     """What torch hands from the forward to the backward pass of a function, and what functions here note on it."""

@@ -12,8 +12,6 @@ from accel_core.mesh.tensor import is_spread
 from accel_core.modules.experts import are_stacked, number_of_experts
 from accel_parallel.sharding.param_attrs import refuse_hooks
 
-__all__ = ["experts_of", "is_experts", "listed", "parameter_names", "parameters_of"]
-
 
 def is_experts(module: nn.Module) -> bool:
     """Return whether a module is a set of experts as transformers has them, or a list of them that is called so.

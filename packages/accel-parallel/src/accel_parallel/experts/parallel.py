@@ -26,8 +26,6 @@ from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_m
 from accel_parallel.sharding.param_attrs import keeping_marks
 from accel_parallel.sharding.refusals import refuse_copies, refuse_gloo
 
-__all__ = ["ExpertParallel", "spread_experts"]
-
 _BALANCE = "load_balancing_loss_func"
 """How models of transformers call the loss by which routers learn to use all experts alike."""
 

@@ -23,8 +23,6 @@ from accel_parallel.checkpoint.optimizers import NamedOptimizer
 from accel_parallel.fsdp1 import states
 from accel_parallel.sharding.format import FullyShardedFormat
 
-__all__ = ["WrappedFormat", "named_optimizer"]
-
 
 class WrappedFormat(FullyShardedFormat):
     """Compares models and optimizers by original parameters: flattened pieces have other names and shapes."""

@@ -27,20 +27,6 @@ from accel_core.errors import CheckpointError
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 from accel_core.optim.optimizer import AcceleratedOptimizer
 
-__all__ = [
-    "Wrappers",
-    "in_order_of",
-    "inside",
-    "keeps_parameters",
-    "load_optimizer",
-    "load_state",
-    "local_tensors",
-    "optimizer_of",
-    "reshard",
-    "state_of",
-    "with_own_counts",
-]
-
 
 class Wrappers:
     """The FSDP modules around models, and the names that were one tensor before a model was flattened."""

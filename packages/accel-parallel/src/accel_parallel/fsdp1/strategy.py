@@ -58,8 +58,6 @@ from accel_parallel.sharding.refusals import gather_outside_inference
 from accel_parallel.sharding.strategy import ShardedStrategy
 from accel_parallel.sharding.wrapping import WrapPlan
 
-__all__ = ["FullyShardedWrapperStrategy"]
-
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
 

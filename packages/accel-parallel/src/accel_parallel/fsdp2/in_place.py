@@ -17,15 +17,6 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.loading import ScatterFromRank0, receive, starts_from_main, views_of
 from accel_parallel.sharding.wrapping import WrapPlan
 
-__all__ = [
-    "arguments_of",
-    "gather_first_outside_inference",
-    "gloo_reduces",
-    "is_sharded",
-    "reshard",
-    "shard",
-]
-
 
 def is_sharded(model: torch.nn.Module) -> bool:
     """Return whether a bare model was sharded in place."""

@@ -18,8 +18,6 @@ from accel_core.mesh.tensor import local_memory, spread_over
 from accel_core.modules.linear_loss import LEAST, SHARDED, add_product, is_plain, logits_of
 from accel_parallel.fsdp2.in_place import gloo_reduces
 
-__all__ = ["slice_heads"]
-
 _LEAST, _PART = 1024, 16  # rows of a slice, of all ranks together: at least so many, else the sixteenth of a shard
 
 _How = tuple[int, float | None, int, torch.dtype]

@@ -28,8 +28,6 @@ from accel_parallel.sharding.strategy import ShardedStrategy
 from accel_parallel.sharding.wrapping import WrapPlan
 from accel_parallel.tensor.parallel import TensorParallel
 
-__all__ = ["FullyShardStrategy"]
-
 
 class FullyShardStrategy(ShardedStrategy):
     """Parameters become `DTensor`s in place; blocks gather them for as long as they compute."""

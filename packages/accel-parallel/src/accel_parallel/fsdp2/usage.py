@@ -20,8 +20,6 @@ from accel_core.modules.linear_loss import SHARDED
 from accel_core.process.world import World
 from accel_parallel.fsdp2.in_place import gloo_reduces
 
-__all__ = ["Usage"]
-
 _NONE, _UNUSED, _USED, _UNKNOWN = range(4)
 """What a rank has of a gradient: nothing, torch's zeros as it did not use the parameter, or what it computed; nothing
 is known of what it never gathered."""

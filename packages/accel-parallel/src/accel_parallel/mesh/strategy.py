@@ -32,9 +32,6 @@ from accel_parallel.tensor.parallel import TensorParallel
 from accel_parallel.tensor.plan import TensorPlan
 from accel_parallel.tensor.split import is_split, move_unsplit
 
-__all__ = ["MeshStrategy"]
-
-
 _COPIES = tuple(axis for axis in DATA_AXES if axis != "ep")
 """Axes along which ranks hold equal parts of a model, or shards of them."""
 

@@ -11,8 +11,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from accel_core.errors import DataError, StateError
 from accel_parallel.pipeline.flow import Leaf, Outputs
 
-__all__ = ["Call", "Losses", "divide", "joined", "loss_in", "shapes", "weights"]
-
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments and keyword arguments of a model."""
 

@@ -21,8 +21,6 @@ from accel_core._torch import calls_of, enclose_calls, fake_errors, fake_mode
 from accel_core.errors import PreparationError
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["Drawn", "Flow", "Leaf", "Outputs", "Source", "stage_in", "trace"]
-
 Source: TypeAlias = "str | tuple[int, int] | Drawn"
 """Where values come from: a parameter outside of all blocks, by name; an output of a block, by its place there; or
 random numbers."""

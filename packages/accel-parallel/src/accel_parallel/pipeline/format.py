@@ -14,8 +14,6 @@ from accel_parallel.checkpoint import optimizers as stored_optimizers
 from accel_parallel.pipeline.run import Pipeline
 from accel_parallel.sharding.format import FullyShardedFormat
 
-__all__ = ["PipelinedFormat"]
-
 
 class PipelinedFormat(FullyShardedFormat):
     """Each rank writes and reads what it holds; of what several hold, one writes."""

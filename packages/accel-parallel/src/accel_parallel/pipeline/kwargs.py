@@ -9,8 +9,6 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.plugins.handlers import KwargsHandler
 
-__all__ = ["SCHEDULES", "PipelineKwargs"]
-
 SCHEDULES = {
     "gpipe": "ScheduleGPipe",
     "1f1b": "Schedule1F1B",

@@ -31,8 +31,6 @@ from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages
 from accel_parallel.sharding.loading import Empty
 from accel_parallel.sharding.wrapping import repeated_blocks
 
-__all__ = ["Pipeline", "Stage"]
-
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
 _FLOWS = 64  # shapes of batches whose flow is remembered

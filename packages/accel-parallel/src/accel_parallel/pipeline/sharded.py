@@ -18,8 +18,6 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.mesh import sharding_part
 from accel_parallel.sharding.recomputing import recompute
 
-__all__ = ["ShardedPipelineStrategy"]
-
 
 class ShardedPipelineStrategy(PipelineStrategy):
     """Blocks are sharded over the ranks that run the same stages; what is outside of blocks is whole on each."""

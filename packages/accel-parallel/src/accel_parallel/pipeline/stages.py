@@ -13,8 +13,6 @@ from accel_core.errors import PreparationError
 from accel_parallel.pipeline.kwargs import PipelineKwargs
 from accel_parallel.sharding.wrapping import repeated_blocks
 
-__all__ = ["SPLIT_BACKWARD", "Stages", "cut_evenly", "lay_out"]
-
 SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv_zero_bubble", "dualpipev")
 """Schedules that compute gradients of inputs and of weights apart."""
 

@@ -33,8 +33,6 @@ from accel_parallel.sharding import gradients
 from accel_parallel.sharding.loading import has_no_values, receive, refuse_empty, starts_from_main
 from accel_parallel.sharding.refusals import refuse_copies, refuse_gloo, refuse_resizing
 
-__all__ = ["PipelineStrategy"]
-
 
 class PipelineStrategy(MeshStrategy):
     """Ranks along "pp" run the stages of each batch; copies of the pipeline average gradients."""

@@ -11,8 +11,6 @@ from torch import nn
 from accel_core.comm.tree import recursively_apply, tree_leaves
 from accel_core.precision.outputs import convert_to_fp32
 
-__all__ = ["compute_exactly"]
-
 
 def compute_exactly(module: nn.Module, device: str, rest: torch.dtype | None) -> None:
     """Let a module compute in 32 bits, and give its output back in the format of its input, or else of the rest."""

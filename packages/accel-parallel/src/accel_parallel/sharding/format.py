@@ -17,8 +17,6 @@ from accel_parallel.checkpoint import writer
 from accel_parallel.checkpoint.format import ShardedFormat
 from accel_parallel.checkpoint.optimizers import state_by_names
 
-__all__ = ["FullyShardedFormat"]
-
 
 class FullyShardedFormat(ShardedFormat):
     """Models and optimizers in shards, or whole as one process writes them; read by what lies there.

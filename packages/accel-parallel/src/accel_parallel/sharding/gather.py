@@ -9,8 +9,6 @@ import torch
 
 from accel_core.mesh.tensor import whole
 
-__all__ = ["gather"]
-
 
 @torch.no_grad()
 def gather(content: Any, *, keep: bool, memo: dict[int, Any] | None = None) -> Any:

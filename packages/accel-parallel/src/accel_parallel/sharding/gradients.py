@@ -15,8 +15,6 @@ from accel_core._torch import foreach_mul_
 from accel_core.mesh.tensor import local_part
 from accel_parallel.averaging import groups_of
 
-__all__ = ["Groups", "clip_norm", "clip_value"]
-
 Groups: TypeAlias = tuple[dist.ProcessGroup, ...]
 """Process groups over which something is sharded, one for each axis of a mesh."""
 

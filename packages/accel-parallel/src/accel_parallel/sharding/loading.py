@@ -20,19 +20,6 @@ from accel_core.modules import empty
 from accel_core.process.world import World
 from accel_core.strategies.fingerprint import fingerprint
 
-__all__ = [
-    "Empty",
-    "ScatterFromRank0",
-    "has_no_values",
-    "load_whole_state",
-    "receive",
-    "receive_new",
-    "refuse_empty",
-    "starts_from_main",
-    "views_in",
-    "views_of",
-]
-
 _logger = logging.getLogger(__name__)
 _SHOWN = 8
 

@@ -13,8 +13,6 @@ from accel_core.errors import EngineUnavailableError, StateError
 from accel_core.mesh.layout import DATA_AXES, SHARD_AXES
 from accel_core.strategies.parts import Parts
 
-__all__ = ["data_mesh", "data_part", "sharding_part"]
-
 _FLATTENED = "dp_shard_cp"
 
 

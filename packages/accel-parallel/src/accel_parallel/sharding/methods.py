@@ -21,8 +21,6 @@ from accel_core._torch import shard_state
 from accel_core.comm.tree import tree_leaves
 from accel_core.errors import EngineUnavailableError
 
-__all__ = ["GatheringMethods", "RefusingMethods"]
-
 _MIXED = "mixed torch.Tensor and DTensor"
 _INSTEAD = (
     "use fsdp_version=2; without gradients, call it under "

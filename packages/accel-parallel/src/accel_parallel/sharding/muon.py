@@ -16,8 +16,6 @@ from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import Box, local_memory, local_parts
 from accel_core.process.world import World
 
-__all__ = ["orthogonalize_on_owners"]
-
 _SAME = ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")
 _Pair = tuple[DTensor, dict[str, Any]]
 """A matrix, and the group of the optimizer that it is in."""

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-__all__ = ["step_one_by_one"]
-
 _TOGETHER = ("foreach", "fused")
 _UNFUSED = (torch.optim.Adagrad, torch.optim.SGD)
 """Optimizers whose fused step torch does not have for distributed tensors."""

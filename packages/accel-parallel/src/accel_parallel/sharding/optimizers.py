@@ -11,8 +11,6 @@ from accel_core.errors import PreparationError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EQUAL", "IN_BLOCKS", "REFUSED", "Refused", "check_optimizer", "row_of"]
-
 
 @record(frozen=True)
 class Refused:

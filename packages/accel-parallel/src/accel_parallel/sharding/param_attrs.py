@@ -13,8 +13,6 @@ from accel_core._torch import has_gradient_hooks
 from accel_core.errors import PreparationError
 from accel_core.modules.unwrap import canonical_name
 
-__all__ = ["keeping_marks", "refuse_hooks", "refuse_mixed"]
-
 _SHOWN = 8
 
 

@@ -14,8 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from accel_core.errors import StateError
 
-__all__ = ["recompute"]
-
 
 def recompute(blocks: Iterable[nn.Module], *, offload: bool) -> None:
     """Let blocks keep nothing but their inputs for the backward pass; names and classes stay as they are."""

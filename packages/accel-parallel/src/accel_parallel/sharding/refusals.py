@@ -16,16 +16,6 @@ from accel_core.errors import EngineUnavailableError, PreparationError
 from accel_core.mesh.tensor import is_spread, placed_like
 from accel_core.process.world import World
 
-__all__ = [
-    "cut_what_is_loaded",
-    "gather_outside_inference",
-    "refuse_copies",
-    "refuse_gloo",
-    "refuse_gradients_of_gradients",
-    "refuse_resizing",
-    "refuse_sparse_gradients",
-]
-
 
 def refuse_gloo(world: World) -> None:
     """Refuse gloo between GPUs: it sums and copies there, but crashes in collectives that gather parts of tensors."""

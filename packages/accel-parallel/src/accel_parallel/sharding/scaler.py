@@ -11,8 +11,6 @@ from accel_core.precision.precision import Precision
 from accel_core.process.world import World
 from accel_core.strategies.parts import PrecisionRequest
 
-__all__ = ["SpreadGradScaler", "together"]
-
 
 def together(precision: Precision, asked: PrecisionRequest, world: World) -> Precision:
     """Make all ranks skip a step, or none, where a number format has a gradient scaler."""

@@ -18,8 +18,6 @@ from accel_parallel.sharding.muon import orthogonalize_on_owners
 from accel_parallel.sharding.optimizer_step import step_one_by_one
 from accel_parallel.sharding.optimizers import check_optimizer
 
-__all__ = ["SharingStrategy"]
-
 
 class _Tensor(Protocol):
     """What is asked here of tensor parallel."""

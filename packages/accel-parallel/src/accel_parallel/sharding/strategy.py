@@ -43,8 +43,6 @@ from accel_parallel.sharding.refusals import (
 )
 from accel_parallel.sharding.sharing import SharingStrategy
 
-__all__ = ["ShardedStrategy", "is_half", "keep_masters"]
-
 
 def is_half(parameter: torch.Tensor) -> bool:
     """Return whether a parameter has a format of half precision."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ABILITIES", "ENGINES"]
-
 ENGINES = ("FSDP1", "FSDP2", "tensor parallel")
 
 ABILITIES = {

@@ -17,8 +17,6 @@ from accel_core.errors import PreparationError
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.plugin_policies import bind_wrap_policy
 
-__all__ = ["WrapPlan", "ignored_modules", "modules_named", "plan", "repeated_blocks", "wrap_policy"]
-
 _logger = logging.getLogger(__name__)
 
 _Policy = Callable[..., bool]

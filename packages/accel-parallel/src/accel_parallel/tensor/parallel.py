@@ -32,8 +32,6 @@ from accel_parallel.sharding.refusals import refuse_gloo
 from accel_parallel.tensor.plan import TensorPlan, plan_of
 from accel_parallel.tensor.split import check_arrived, is_split, split
 
-__all__ = ["TensorParallel"]
-
 _SHOWN = 8
 _SUMMED = "replicated_with_grad_allreduce"
 

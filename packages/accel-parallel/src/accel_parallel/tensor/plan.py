@@ -15,8 +15,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from accel_core._records import record
 from accel_core.errors import PreparationError
 
-__all__ = ["TensorPlan", "plan_of"]
-
 _HEADS = ("num_attention_heads", "num_key_value_heads")
 _HEAD_SIZES = ("head_dim", "attention_head_size")
 """How models of transformers, and others, call the size of one head in their modules of attention."""

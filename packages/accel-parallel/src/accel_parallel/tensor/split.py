@@ -19,8 +19,6 @@ from accel_core.process.world import World
 from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main, views_of
 from accel_parallel.tensor.plan import TensorPlan
 
-__all__ = ["check_arrived", "cut", "is_split", "move_unsplit", "refuse_scattered", "split"]
-
 
 def is_split(model: nn.Module) -> bool:
     """Return whether a part of a model's parameters is spread over ranks."""

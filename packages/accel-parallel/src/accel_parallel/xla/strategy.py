@@ -22,8 +22,6 @@ from accel_parallel.averaging import Averaging
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.tensor.plan import TensorPlan
 
-__all__ = ["XlaStrategy"]
-
 
 class XlaStrategy(MeshStrategy):
     """Every process holds the whole model; gradients are averaged at the end of a window.

@@ -23,8 +23,6 @@ from accel_plan.training.search import tried, ways_of
 from accel_plan.training.sharing import check_layout
 from accel_plan.training.workload import Loss, TrainingWorkload, optimizer_written
 
-__all__ = ["maker_of", "run", "workload_of"]
-
 _AS_GIVEN = ("batch", "accumulation", "sequence", "sample", "reduce_bucket", "microbatches", "chunk_logits")
 
 

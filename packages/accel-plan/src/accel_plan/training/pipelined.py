@@ -19,8 +19,6 @@ from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.sharing import SharedModel, weights_dtype
 from accel_plan.training.workload import TrainingWorkload, call_of
 
-__all__ = ["PipelinePlan", "PipelinedModel", "bubble_of", "plan_of"]
-
 _CPU = torch.device("cpu")
 
 

@@ -23,8 +23,6 @@ from accel_plan.training.sharing import SharedModel, check_layout, laid_out, wei
 from accel_plan.training.workload import TrainingWorkload
 from accel_plan.training.zero import ZeroShare
 
-__all__ = ["PURPOSES", "TrainingMemory", "predict"]
-
 PURPOSES = (
     "weights",
     "gradients",

@@ -10,8 +10,6 @@ from accel_plan.output import draw_table
 from accel_plan.training.pipelined import PipelinePlan
 from accel_plan.training.prediction import PURPOSES, TrainingMemory
 
-__all__ = ["described", "pipelines", "svg", "table", "to_json"]
-
 
 def described(found: TrainingMemory) -> str:
     """Return the layout in words."""

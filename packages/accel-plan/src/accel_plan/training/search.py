@@ -13,8 +13,6 @@ from accel_parallel.sharding import wrapping
 from accel_plan.training.prediction import TrainingMemory, predict
 from accel_plan.training.workload import TrainingWorkload
 
-__all__ = ["candidates", "tried", "ways_of"]
-
 
 def ways_of(model: nn.Module, checkpointing: bool | None) -> list[bool]:
     """Return whether activations are computed again in blocks: as asked, or without and with, if a model has blocks."""

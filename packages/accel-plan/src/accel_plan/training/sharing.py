@@ -39,8 +39,6 @@ from accel_plan._torch import fake_store, tree_leaves
 from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.workload import TrainingWorkload, call_of
 
-__all__ = ["SharedModel", "check_layout", "laid_out", "weights_dtype"]
-
 _CPU = torch.device("cpu")
 
 

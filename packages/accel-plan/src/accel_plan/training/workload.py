@@ -13,8 +13,6 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_plan._torch import tree_leaves
 
-__all__ = ["Loss", "TrainingWorkload", "call_of", "optimizer_named", "optimizer_written"]
-
 Loss = Callable[[Any, Any], torch.Tensor]
 """Computes a loss from a model's output and the batch that produced it."""
 

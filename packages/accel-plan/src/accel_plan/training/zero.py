@@ -23,8 +23,6 @@ from torch import nn
 from accel_core.mesh.spec import LayoutSpec
 from accel_plan.live_bytes import LiveBytes
 
-__all__ = ["ZeroShare"]
-
 _GRADIENTS, _WEIGHTS = 2, 3
 """The stages from which on gradients and weights are shared."""
 

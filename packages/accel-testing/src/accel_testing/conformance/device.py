@@ -18,8 +18,6 @@ from accel_core.devices.device import Device
 from accel_core.errors import DeviceUnavailableError
 from accel_core.options.enums import DistributedType
 
-__all__ = ["DeviceConformance"]
-
 
 class DeviceConformance:
     """Tests of one kind of hardware; set `device` in a subclass."""

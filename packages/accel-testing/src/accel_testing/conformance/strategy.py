@@ -39,8 +39,6 @@ from accel_core.strategies.registry import register_strategy
 from accel_core.strategies.strategy import Strategy
 from accel_testing.world import imported, run
 
-__all__ = ["CASES", "Case", "Refusal", "StrategyConformance"]
-
 _FEATURES, _BATCH, _GLOBAL_BATCHES = 4, 2, 5
 
 

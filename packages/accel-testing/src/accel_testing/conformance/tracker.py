@@ -39,8 +39,6 @@ from accel_testing.limits import slowness
 from accel_testing.requires import requires
 from accel_testing.world import imported
 
-__all__ = ["CONFIG", "LEAVES", "RESUMED", "SCALARS", "TABLE", "TEXTS", "Stored", "TrackerConformance"]
-
 _T = TypeVar("_T")
 
 

@@ -29,8 +29,6 @@ from accel_launch.terminal import say
 if TYPE_CHECKING:
     from accel_torchft.notes import Notes
 
-__all__ = ["ReplicaLauncher"]
-
 _OF_RUN = {
     "replicas", "min_replicas", "log_dir", "watchdog", "num_machines", "nnodes", "machine_rank", "main_process_ip",
     "main_process_port", "rdzv_backend", "rdzv_conf", "gpu_ids",

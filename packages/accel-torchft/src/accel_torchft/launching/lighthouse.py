@@ -6,8 +6,6 @@ python -m accel_torchft.launching.lighthouse HOST:PORT FEWEST
 import signal
 import sys
 
-__all__ = ["HEARTBEAT_MS", "JOIN_MS"]
-
 HEARTBEAT_MS = 1500
 """How long a replica may be silent before the others go on without it."""
 

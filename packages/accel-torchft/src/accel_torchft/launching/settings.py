@@ -3,8 +3,6 @@
 from accel_launch.settings.model import ELASTIC, Setting
 from accel_launch.settings.rules import COUNT
 
-__all__ = ["SETTINGS"]
-
 SETTINGS = (
     Setting(
         "replicas",

@@ -10,8 +10,6 @@ from accel_verify.diagnosis.finding import DoctorFinding, ok, problem
 from accel_verify.diagnosis.variables import without_settings
 from accel_verify.ranks import run_ranks
 
-__all__ = ["check_collective"]
-
 _TOPIC = "Two ranks"
 
 

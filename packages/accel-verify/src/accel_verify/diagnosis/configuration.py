@@ -9,8 +9,6 @@ from accel_launch.settings.resolve import Settings
 from accel_verify.diagnosis.finding import DoctorFinding, from_error, ok, warning
 from accel_verify.diagnosis.network import check_port
 
-__all__ = ["check_configuration"]
-
 _TOPIC = "Configuration"
 
 

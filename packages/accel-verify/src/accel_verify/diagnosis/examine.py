@@ -23,8 +23,6 @@ from accel_verify.diagnosis.packages import check_packages
 from accel_verify.diagnosis.slurm import check_slurm
 from accel_verify.diagnosis.variables import check_variables
 
-__all__ = ["diagnose", "settings_of"]
-
 _KINDS = {"ok": "good", "warning": "warning", "problem": "error"}
 
 

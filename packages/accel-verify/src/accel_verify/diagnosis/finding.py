@@ -4,8 +4,6 @@ from typing import Literal, NamedTuple
 
 from accel_core.errors import AccelError
 
-__all__ = ["DoctorFinding", "State", "from_error", "ok", "problem", "warning"]
-
 State = Literal["ok", "warning", "problem"]
 """Nothing to do; worth a look; runs will fail or go wrong."""
 

@@ -10,8 +10,6 @@ from accel_launch.terminal import progress
 from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 from accel_verify.diagnosis.packages import module_of, optional_libraries
 
-__all__ = ["Probe"]
-
 _LIBRARIES, _DEVICES = "Libraries", "Devices"
 _GIB = 2**30
 _INSTALL_TORCH = "Install the build of torch for your device: https://pytorch.org/get-started/locally."

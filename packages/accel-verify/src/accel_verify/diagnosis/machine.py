@@ -9,8 +9,6 @@ from pathlib import Path
 from accel_launch.settings.location import config_folder
 from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 
-__all__ = ["check_disks", "check_open_files", "check_shared_memory"]
-
 _DISK, _MEMORY, _FILES = "Disk space", "Shared memory", "Open files"
 _GIB, _MIB = 2**30, 2**20
 _FEW_FILES = 1024

@@ -9,8 +9,6 @@ from accel_core.errors import LaunchError
 from accel_launch.launchers.preflight import check_free
 from accel_verify.diagnosis.finding import DoctorFinding, from_error, ok, problem, warning
 
-__all__ = ["check_network", "check_port"]
-
 _TOPIC = "Network"
 _SIOCGIFADDR = 0x8915
 _SELECTORS = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

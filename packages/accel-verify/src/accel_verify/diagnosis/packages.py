@@ -9,8 +9,6 @@ from packaging.requirements import Requirement
 
 from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 
-__all__ = ["check_packages", "module_of", "optional_libraries"]
-
 _TOPIC = "Python and packages"
 _ENGINES = ("accel-deepspeed", "accel-megatron", "accel-torchft")
 """Packages that a run may do without."""

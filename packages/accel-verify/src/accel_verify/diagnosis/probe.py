@@ -10,8 +10,6 @@ import sys
 from importlib import import_module
 from typing import Any
 
-__all__ = ["main"]
-
 
 def main(modules: list[str]) -> None:
     """Import modules, and write a line of JSON before and after each; of torch, also what it sees."""

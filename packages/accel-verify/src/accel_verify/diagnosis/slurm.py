@@ -13,8 +13,6 @@ from accel_launch.settings.layout import counted
 from accel_launch.settings.resolve import Settings
 from accel_verify.diagnosis.finding import DoctorFinding, from_error, ok, problem, warning
 
-__all__ = ["check_slurm"]
-
 _TOPIC, _PROGRAMS = "SLURM", ("sbatch", "srun", "scontrol")
 _SettingsOf = Callable[[Sequence[str]], Settings]
 

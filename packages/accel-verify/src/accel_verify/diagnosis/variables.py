@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from accel_launch.settings.variables import KNOWN, unread
 from accel_verify.diagnosis.finding import DoctorFinding, ok, problem, warning
 
-__all__ = ["check_variables", "without_settings"]
-
 _TOPIC = "Environment variables"
 _OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

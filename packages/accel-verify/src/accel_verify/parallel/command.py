@@ -7,8 +7,6 @@ from accel_core.options.enums import PRECISIONS
 from accel_launch.command import Command
 from accel_verify.script_arguments import add_script, runner_of
 
-__all__ = ["COMMAND"]
-
 
 def _above_zero(text: str) -> int:
     number = int(text) if text.isdecimal() else 0

@@ -18,8 +18,6 @@ from torch import Tensor
 from accel_core.options.enums import PRECISIONS
 from accel_verify.parallel.records import RecordedRun
 
-__all__ = ["Finding", "Largest", "Tolerance", "compare", "largest_difference", "own_draw", "tolerance_of", "unseeded"]
-
 
 @dataclass(frozen=True)
 class Tolerance:

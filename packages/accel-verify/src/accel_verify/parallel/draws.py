@@ -18,8 +18,6 @@ from accel_core.host.availability import has_module
 from accel_verify.digests import digest, random_states
 from accel_verify.patch import wrap
 
-__all__ = ["DrawWatch", "cured"]
-
 _FUNCTIONS = (
     "bernoulli", "multinomial", "normal", "poisson", "rand", "rand_like", "randint", "randint_like", "randn",
     "randn_like", "randperm",

@@ -21,8 +21,6 @@ from accel_core.modules.unwrap import canonical_name
 from accel_verify.parallel.values import first_tensor, generator_state, sums
 from accel_verify.patch import replace
 
-__all__ = ["ForwardWatch"]
-
 _DROPOUT = {"dropout": 0.5, "dropout1d": 0.5, "dropout2d": 0.5, "dropout3d": 0.5, "feature_alpha_dropout": 0.5}
 _DROPOUT_MODULES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.spec import parse_layout, parse_layouts
 
-__all__ = ["RequestedLayout", "requested_layout", "requested_layouts"]
-
 
 @dataclass(frozen=True)
 class RequestedLayout:

@@ -26,8 +26,6 @@ from accel_core.errors import DataError
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_verify.patch import replace, wrap
 
-__all__ = ["read_for_all"]
-
 
 class _Joined(BatchSampler):
     """Gives as many batches at a time as there are ranks, as one."""

@@ -38,8 +38,6 @@ from accel_verify.parallel.one_process import read_for_all
 from accel_verify.parallel.values import gradients, row_digests, sketch, weights
 from accel_verify.recorder import UNSAVED, Finished, Recorder, run_target
 
-__all__ = ["StepRecorder", "main"]
-
 REFUSALS = (
     *(errors.ConfigurationError, errors.DataError, errors.DeviceUnavailableError, errors.EngineUnavailableError),
     *(errors.MissingDependencyError, errors.PreparationError, errors.StateError),

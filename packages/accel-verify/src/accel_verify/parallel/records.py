@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["RecordedRun", "read_run"]
-
 
 @dataclass
 class RecordedRun:

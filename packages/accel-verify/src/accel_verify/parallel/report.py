@@ -12,8 +12,6 @@ from accel_launch.terminal import colors_wanted, paint
 from accel_verify.parallel.comparison import Finding, Largest, Tolerance
 from accel_verify.parallel.records import RecordedRun
 
-__all__ = ["Numbers", "Report", "Verdict", "print_report", "run_as_numbers"]
-
 _KINDS = {"equal": "good", "differs": "error", "not comparable": "warning", "refused": "warning", "failed": "error"}
 _SHOWN = 5
 

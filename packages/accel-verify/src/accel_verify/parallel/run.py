@@ -29,8 +29,6 @@ from accel_verify.parallel.report import Report, Verdict, print_report, run_as_n
 from accel_verify.ranks import RanksEnded, ended_by_sigterm, rank_variables, run_ranks
 from accel_verify.script_arguments import check_script
 
-__all__ = ["VerifyRequest", "check_one_process", "run", "variables_of", "verdict_on", "verify_parallel"]
-
 _GRACE_S = 30.0
 """How long ranks may go on once one has exited with 0: after its last step, a script may fail on one rank only."""
 

@@ -13,8 +13,6 @@ from accel_core.mesh.tensor import local_part
 from accel_core.modules.unwrap import canonical_name
 from accel_verify.digests import digest
 
-__all__ = ["first_tensor", "generator_state", "gradients", "row_digests", "sketch", "sums", "weights"]
-
 
 def _parameters(accelerator: Accelerator) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the parameter of all prepared models."""

@@ -21,8 +21,6 @@ from accel_core.host.program.run_module import own_command
 from accel_verify.parallel.draws import cured
 from accel_verify.ranks import ended_by_sigterm, rank_variables, run_ranks
 
-__all__ = ["Difference", "compare", "run"]
-
 ASPECTS = ("data order", "learning rate", "parameters", "optimizer", "random states")
 """What is compared after each step: causes before their effects."""
 

@@ -5,8 +5,6 @@ import argparse
 from accel_launch.command import Command
 from accel_verify.script_arguments import add_script, runner_of
 
-__all__ = ["COMMAND"]
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="Optimizer steps to run (default: twice --at, or 6).")

@@ -32,8 +32,6 @@ from accel_verify.digests import digest, random_states
 from accel_verify.parallel.draws import DrawWatch
 from accel_verify.recorder import Finished, Recorder, run_target
 
-__all__ = ["ResumeRecorder", "main"]
-
 NOTHING = "-"
 _SEED = 3_141_592_653  # one that no script chooses, of 32 bits
 

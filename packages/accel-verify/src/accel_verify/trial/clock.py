@@ -25,8 +25,6 @@ from accel_core.mesh.spec import parse_layout
 from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_verify.recorder import UNSAVED, Finished, Recorder, run_target
 
-__all__ = ["TrainingClock", "main"]
-
 _STEPS, _SECONDS = 20, 5.0
 _LAYOUTS = ("single", "fsdp2", "fsdp4", "fsdp8")
 _STATES = ("momentum", "amsgrad", "nesterov", "centered")

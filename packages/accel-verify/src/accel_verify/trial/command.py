@@ -6,8 +6,6 @@ from accel_core.options.enums import AUTOCAST_PRECISIONS
 from accel_launch.command import Command
 from accel_verify.script_arguments import add_script, runner_of
 
-__all__ = ["COMMAND"]
-
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", metavar="NAME,...", help="GPUs to predict the memory on: A100-80GB, L4, 24GB.")

@@ -5,8 +5,6 @@ from difflib import get_close_matches
 
 from accel_core.errors import ConfigurationError
 
-__all__ = ["memory_of_gpu"]
-
 _KNOWN = {
     "T4": 16, "L4": 24, "A10": 24, "A10G": 24, "L40": 48, "L40S": 48, "RTX3090": 24, "RTX4090": 24, "RTX5090": 32,
     "H100": 80, "H200": 141, "B200": 180, "MI250": 64, "MI300X": 192, "A30": 24, "A40": 48, "A6000": 48, "H20": 96,

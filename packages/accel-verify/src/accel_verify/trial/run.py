@@ -25,8 +25,6 @@ from accel_verify.parallel.run import variables_of, verify_parallel
 from accel_verify.ranks import ended_by_sigterm, run_ranks
 from accel_verify.trial.gpu import memory_of_gpu
 
-__all__ = ["run"]
-
 _STEPS = 3
 _AT_LEAST_S, _TIMES = 20.0, 6
 """How long ranks may take: so many seconds, and so many times what one process takes for more steps."""

@@ -14,8 +14,6 @@ from accel_core.checkpoint.manifest import Manifest, damaged_file
 from accel_core.checkpoint.remote.store import PARALLEL, PROBE, Store
 from accel_core.errors import CheckpointError
 
-__all__ = ["Commit", "clear", "newest", "numbered", "read_manifest", "remove"]
-
 _COMMIT = re.compile(r"accel_commit-(\d{8,})\.json")
 _FOLDER = re.compile(rf"(\d{{8,}})-[a-z]{{{names.ID_LENGTH}}}")
 _NUMBERED = re.compile(r"checkpoint_(0|[1-9]\d*)")

@@ -11,8 +11,6 @@ from pathlib import Path
 from accel_core._records import record
 from accel_core.errors import CheckpointError
 
-__all__ = ["Scratch"]
-
 
 @record
 class Scratch:

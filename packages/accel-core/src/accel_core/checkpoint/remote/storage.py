@@ -20,8 +20,6 @@ from accel_core.errors import CheckpointError, CheckpointNotFoundError, Configur
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
 
-__all__ = ["RemoteStorage", "probe"]
-
 logger = logging.getLogger(__name__)
 
 _SHOWN = 10

@@ -19,8 +19,6 @@ from accel_core.checkpoint import names
 from accel_core.checkpoint.address import Address
 from accel_core.errors import AccelError, CheckpointError, ConfigurationError, MissingDependencyError
 
-__all__ = ["PARALLEL", "PROBE", "Store"]
-
 logger = logging.getLogger(__name__)
 
 PARALLEL = 2

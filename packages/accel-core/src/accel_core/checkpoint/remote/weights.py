@@ -22,8 +22,6 @@ from accel_core.checkpoint.remote.storage import probe
 from accel_core.checkpoint.remote.store import Store
 from accel_core.errors import CheckpointError, CheckpointNotFoundError
 
-__all__ = ["local_weights", "put_weights"]
-
 _SHARDS = "weights-"
 _WHOLE = ".whole"
 _OF_RUNS = (

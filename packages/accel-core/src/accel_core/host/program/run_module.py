@@ -10,8 +10,6 @@ import os
 import runpy
 import sys
 
-__all__ = ["main", "own_command"]
-
 
 def own_command(module: str, *words: str) -> list[str]:
     """Return the command line that runs a module of accel's own, or of a library, in another process."""

@@ -17,8 +17,6 @@ from accel_core.precision.fp8.torchao import TorchaoPrecision
 from accel_core.precision.fp8.transformer_engine import TransformerEnginePrecision
 from accel_core.precision.precision import Precision
 
-__all__ = ["choose", "choose_backend"]
-
 
 def choose_backend(recipes: list[KwargsHandler]) -> FP8BackendType:
     """Return the library that computes fp8.

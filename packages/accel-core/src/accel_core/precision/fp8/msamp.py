@@ -13,8 +13,6 @@ from accel_core.plugins.fp8 import MSAMPRecipeKwargs
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.precision.autocast import AutocastPrecision
 
-__all__ = ["MsampPrecision"]
-
 
 class MsampPrecision(AutocastPrecision):
     """8-bit gradients and optimizer states through MS-AMP, bf16 forward passes. Never run on hardware."""

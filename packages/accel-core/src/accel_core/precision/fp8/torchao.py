@@ -17,14 +17,6 @@ from accel_core.precision.autocast import AutocastPrecision
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
 
-__all__ = [
-    "TorchaoPrecision",
-    "convert_model_to_fp8_ao",
-    "filter_linear_layers",
-    "find_first_last_linear_layers",
-    "has_ao_layers",
-]
-
 _M = TypeVar("_M", bound=torch.nn.Module)
 _MULTIPLE = 16
 """Matrix products in 8 bits need dims that are multiples of this."""

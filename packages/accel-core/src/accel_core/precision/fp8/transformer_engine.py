@@ -16,15 +16,6 @@ from accel_core.plugins.fp8 import TERecipeKwargs
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.precision.autocast import AutocastPrecision
 
-__all__ = [
-    "TransformerEnginePrecision",
-    "apply_fp8_autowrap",
-    "contextual_fp8_autocast",
-    "convert_model",
-    "has_transformer_engine_layers",
-    "recipe_arguments",
-]
-
 _M = TypeVar("_M", bound=torch.nn.Module)
 _MULTIPLE = 16
 

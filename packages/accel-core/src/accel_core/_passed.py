@@ -13,12 +13,12 @@ class Passed(property, Generic[_T]):
     """A property that reads what is found on a path, such as `layout.rank`; its type is the parameter.
 
     Args:
-        path: Names of attributes, from the object on.
+        path: Names of attributes, from the object on; or a function that is given the object.
         doc: The docstring.
     """
 
-    def __init__(self, path: str, doc: str) -> None:
-        super().__init__(attrgetter(path), self._writer(path))
+    def __init__(self, path: str | Callable[[Any], _T], doc: str) -> None:
+        super().__init__(*(attrgetter(path), self._writer(path)) if isinstance(path, str) else (path,))
         self.__doc__ = doc
 
     def _writer(self, path: str) -> Callable[[Any, _T], None] | None:

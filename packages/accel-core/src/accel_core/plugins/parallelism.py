@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from accel_core._passed import Passed
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, expect_flags
 from accel_core.mesh.layout import GROUPS, MESH_AXES
@@ -27,6 +28,11 @@ def is_shared(attention: str) -> bool:
 
 def _read(name: str) -> Any:
     return option_named(ParallelismOptions, name).read()
+
+
+def _several(axis: str) -> Callable[[ParallelismConfig], bool]:
+    """Return what says of a configuration whether several ranks lie along an axis."""
+    return lambda config: config.sizes[axis] > 1
 
 
 def _written(handler: object) -> dict[str, Any]:
@@ -279,40 +285,13 @@ class ParallelismConfig:
         """Number of ranks that work on the same data together."""
         return self.total_size // self.data_parallel_size
 
-    @property
-    def dp_replicate_enabled(self) -> bool:
-        """Whether the model is copied."""
-        return self.sizes["dp_replicate"] > 1
-
-    @property
-    def dp_shard_enabled(self) -> bool:
-        """Whether a copy of the model is shared."""
-        return self.sizes["dp_shard"] > 1
-
-    @property
-    def tp_enabled(self) -> bool:
-        """Whether matrix products are shared."""
-        return self.sizes["tp"] > 1
-
-    @property
-    def ep_enabled(self) -> bool:
-        """Whether ranks share out the experts of a mixture."""
-        return self.sizes["ep"] > 1
-
-    @property
-    def pp_enabled(self) -> bool:
-        """Whether ranks hold different blocks of the model."""
-        return self.sizes["pp"] > 1
-
-    @property
-    def cp_enabled(self) -> bool:
-        """Whether sequences are shared by context parallelism."""
-        return self.sizes["cp"] > 1
-
-    @property
-    def sp_enabled(self) -> bool:
-        """Whether sequences are shared by Ulysses sequence parallelism."""
-        return self.sizes["sp"] > 1
+    dp_replicate_enabled = Passed[bool](_several("dp_replicate"), "Whether the model is copied.")
+    dp_shard_enabled = Passed[bool](_several("dp_shard"), "Whether a copy of the model is shared.")
+    tp_enabled = Passed[bool](_several("tp"), "Whether matrix products are shared.")
+    ep_enabled = Passed[bool](_several("ep"), "Whether ranks share out the experts of a mixture.")
+    pp_enabled = Passed[bool](_several("pp"), "Whether ranks hold different blocks of the model.")
+    cp_enabled = Passed[bool](_several("cp"), "Whether sequences are shared by context parallelism.")
+    sp_enabled = Passed[bool](_several("sp"), "Whether sequences are shared by Ulysses sequence parallelism.")
 
     def _active(self, *axes: str) -> list[str]:
         return [axis for axis in axes if self.sizes[axis] > 1]

@@ -21,11 +21,7 @@ from accel_core.comm.trigger import Trigger
 from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
-from accel_core.errors import (
-    PreparationError,
-    StateError,
-    expect,
-)
+from accel_core.errors import PreparationError, StateError, expect
 from accel_core.modules import empty, linear_loss
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
@@ -207,23 +203,11 @@ class Accelerator(FunctionControl):
     def ddp_handler(self, handler: DistributedDataParallelKwargs | None) -> None:
         self._runtime.set_plugin(DistributedDataParallelKwargs, handler)
 
-    @property
-    def device_placement(self) -> bool:
-        """Whether objects prepared from here on are moved to the device."""
-        return self._runtime.device_placement
+    device_placement = PassedOn[bool](
+        "_runtime.device_placement", "Whether objects prepared from here on are moved to the device."
+    )
 
-    @device_placement.setter
-    def device_placement(self, device_placement: bool) -> None:
-        self._runtime.change(device_placement=device_placement)
-
-    @property
-    def dataloader_config(self) -> DataLoaderConfiguration:
-        """How loaders are prepared from here on."""
-        return self._runtime.data
-
-    @dataloader_config.setter
-    def dataloader_config(self, dataloader_config: DataLoaderConfiguration) -> None:
-        self._runtime.change(data=dataloader_config)
+    dataloader_config = PassedOn[DataLoaderConfiguration]("_runtime.data", "How loaders are prepared from here on.")
 
     step_scheduler_with_optimizer = PassedOn[bool](
         "_runtime.step_scheduler_with_optimizer",

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_map
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from accel_core.checkpoint import background
 
+_T = TypeVar("_T")
 _PREPARED = ("models", "optimizers", "schedulers", "dataloaders")
 _REGISTERED = ("custom_objects", "save_state_pre_hooks", "load_state_pre_hooks")
 
@@ -82,13 +83,9 @@ class Runtime:
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
 
-    data = Passed[DataLoaderConfiguration]("strategy.parts.data", "How loaders are prepared.")
+    data = PassedOn[DataLoaderConfiguration]("strategy.parts.data", "How loaders are prepared.")
 
-    device_placement = Passed[bool]("strategy.parts.device_placement", "Whether objects are moved to the device.")
-
-    def change(self, **parts: object) -> None:
-        """Exchange some of what the strategy was built from, as a user may between two `prepare`."""
-        self.strategy.parts = replace(self.strategy.parts, **parts)  # type: ignore[arg-type]
+    device_placement = PassedOn[bool]("strategy.parts.device_placement", "Whether objects are moved to the device.")
 
     def set_handler(self, kind: type[KwargsHandler], handler: KwargsHandler | None) -> None:
         """Replace the handler of a kind, or remove it."""
@@ -100,7 +97,7 @@ class Runtime:
         """Replace the handler of a kind that the strategy reads too, or remove it."""
         self.set_handler(kind, handler)
         others = [plugin for plugin in self.strategy.parts.plugins if not isinstance(plugin, kind)]
-        self.change(plugins=(*others, *([] if handler is None else [handler])))
+        self.strategy.parts.plugins = (*others, *([] if handler is None else [handler]))
 
     def register(self, objects: Sequence[object]) -> None:
         """Save and restore objects with `state_dict` and `load_state_dict` with the training state; refuse others."""
@@ -213,10 +210,7 @@ class Runtime:
     ) -> AcceleratedOptimizer:
         """Wrap one optimizer; the same optimizer again gives the same wrapper."""
         if isinstance(optimizer, AcceleratedOptimizer):
-            optimizer.averages, optimizer.siblings = self.averages, self.optimizers
-            if all(kept is not optimizer for kept in self.optimizers):
-                self.optimizers.append(optimizer)
-            return optimizer
+            return self._joined(optimizer)
         for kept in self.optimizers:
             if kept.optimizer is optimizer:
                 return kept  # type: ignore[no-any-return]
@@ -228,23 +222,24 @@ class Runtime:
             stepper=self.strategy.stepper(optimizer),
             gradient_state=self.gradient_state,
         )
-        wrapper.averages, wrapper.siblings = self.averages, self.optimizers
         wrapper.place(self.world.device)
-        self.optimizers.append(wrapper)
-        return wrapper
+        return self._joined(wrapper)
+
+    def _joined(self, optimizer: AcceleratedOptimizer) -> AcceleratedOptimizer:
+        """Register a wrapped optimizer, and return it."""
+        optimizer.averages, optimizer.siblings = self.averages, self.optimizers
+        return _once(self.optimizers, optimizer)
 
     def prepare_scheduler(self, scheduler: object) -> AcceleratedScheduler:
         """Wrap one schedule, bound to the prepared optimizer that it steps, or else to all of them."""
         if isinstance(scheduler, AcceleratedScheduler):
-            if all(kept is not scheduler for kept in self.schedulers):
-                self.schedulers.append(scheduler)
-            return scheduler
+            return _once(self.schedulers, scheduler)
         for kept in self.schedulers:
             if kept.scheduler is scheduler:
                 return kept  # type: ignore[no-any-return]
         moved = getattr(scheduler, "optimizer", None)
         own = [kept for kept in self.optimizers if moved is not None and (kept is moved or kept.optimizer is moved)]
-        wrapper = AcceleratedScheduler(
+        wrapped = AcceleratedScheduler(
             scheduler,
             own or self.optimizers,  # the list itself: its own may be prepared after it
             step_with_optimizer=self.step_scheduler_with_optimizer,
@@ -252,17 +247,14 @@ class Runtime:
             replicas=self.layout.replicas,
             gradient_state=self.gradient_state,
         )
-        self.schedulers.append(wrapper)
-        return wrapper
+        return _once(self.schedulers, wrapped)
 
     def prepare_loader(
         self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
     ) -> DataLoader[Any]:
         """Give each rank its part of a loader; a prepared one is returned unchanged."""
         if isinstance(loader, PreparedLoader):
-            if all(kept is not loader for kept in self.dataloaders):
-                self.dataloaders.append(loader)
-            return loader
+            return _once(self.dataloaders, loader)
         self.strategy.check_loader(loader)
         extra: dict[str, Any] = {} if self.data.uneven_end == "drop" else {"uneven_end": self.data.uneven_end}
         prepared = prepare_data_loader(
@@ -283,8 +275,7 @@ class Runtime:
         )
         for extension in self.extensions:
             extension.keep_loader(prepared)
-        self.dataloaders.append(prepared)
-        return prepared
+        return _once(self.dataloaders, prepared)
 
     def average(
         self, model: torch.nn.Module, decay: float, every: int, device: object, buffers: object
@@ -451,7 +442,7 @@ class Runtime:
         for name, value in prepared.items():
             setattr(self, name, value)
         for optimizer in self.optimizers:
-            optimizer.averages, optimizer.siblings = self.averages, self.optimizers
+            self._joined(optimizer)
         for model in self.models:
             self.strategy._own(model)
             for extension in self.extensions:
@@ -476,6 +467,13 @@ def _all(blocks: Iterable[AbstractContextManager[object]]) -> AbstractContextMan
         for block in blocks:
             stack.enter_context(block)
         return stack.pop_all()
+
+
+def _once(kept: list[Any], item: _T) -> _T:
+    """Put an object into a list that does not have it yet, and return it."""
+    if all(each is not item for each in kept):
+        kept.append(item)
+    return item
 
 
 def _bare(optimizer: object) -> Any:

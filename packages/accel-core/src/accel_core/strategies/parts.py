@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from accel_core._records import record
 from accel_core.errors import EngineUnavailableError
@@ -88,9 +88,9 @@ class PrecisionRequest:
         return Precision(self.name, self.autocast)
 
 
-@record(frozen=True)
+@record
 class Parts:
-    """What a strategy is built from.
+    """What a strategy is built from; users may change some of it between two `prepare`.
 
     Attributes:
         world: The processes.
@@ -155,8 +155,7 @@ class Kit:
         Returns:
             The prepared model.
         """
-        made: torch.nn.Module = self._prepare_one(model, first_pass=True, device_placement=placement)
-        return made
+        return cast("torch.nn.Module", self._prepare_one(model, first_pass=True, device_placement=placement))
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, placement: bool | None = None
@@ -170,8 +169,7 @@ class Kit:
         Returns:
             The wrapper.
         """
-        made: AcceleratedOptimizer = self._prepare_one(optimizer, first_pass=True, device_placement=placement)
-        return made
+        return cast(AcceleratedOptimizer, self._prepare_one(optimizer, first_pass=True, device_placement=placement))
 
     def prepare_loader(
         self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
@@ -186,12 +184,9 @@ class Kit:
         Returns:
             The prepared loader.
         """
-        made: DataLoader[Any]
-        if slice_fn is None:
-            made = self._prepare_one(loader, first_pass=True, device_placement=placement)
-        else:  # which the method for any object does not take
-            made = self._prepare_data_loader(loader, placement, slice_fn)
-        return made
+        if slice_fn is not None:  # which the method for any object does not take
+            return cast("DataLoader[Any]", self._prepare_data_loader(loader, placement, slice_fn))
+        return cast("DataLoader[Any]", self._prepare_one(loader, first_pass=True, device_placement=placement))
 
     def prepare_scheduler(self, scheduler: object) -> AcceleratedScheduler:
         """Wrap and register a schedule, bound to the optimizers that it steps.
@@ -202,8 +197,7 @@ class Kit:
         Returns:
             The wrapper.
         """
-        made: AcceleratedScheduler = self._prepare_one(scheduler)
-        return made
+        return cast(AcceleratedScheduler, self._prepare_one(scheduler))
 
     def prepare_other(self, given: object) -> object:
         """Return the prepared form of an object of no known kind; the run calls it, after `Strategy.prepare`.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
@@ -27,33 +28,20 @@ _SIBLING = "accel-trackers"
 Wanted = str | LoggerType | GeneralTracker
 
 
-class _TrackerClasses(MutableMapping[str, type[GeneralTracker]]):
+class _TrackerClasses(UserDict[str, type[GeneralTracker]]):
     """The classes of trackers by name, imported when asked for."""
 
+    def __init__(self) -> None:
+        """Know nothing yet: looking for packages reads many files."""
+
     @functools.cached_property
-    def _known(self) -> dict[str, Any]:
-        return dict(points_of(ENTRY_POINT_GROUP))  # when asked for: looking for packages reads many files
+    def data(self) -> dict[str, Any]:  # type: ignore[override]
+        return dict(points_of(ENTRY_POINT_GROUP))
 
     def __getitem__(self, name: str) -> type[GeneralTracker]:
-        if isinstance(self._known[name], str):
-            self._known[name] = load(self._known[name])
-        found: type[GeneralTracker] = self._known[name]
-        return found
-
-    def __setitem__(self, name: str, tracker_class: type[GeneralTracker]) -> None:
-        self._known[name] = tracker_class
-
-    def __delitem__(self, name: str) -> None:
-        del self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._known
+        if isinstance(self.data[name], str):
+            self.data[name] = load(self.data[name])
+        return super().__getitem__(name)
 
 
 LOGGER_TYPE_TO_CLASS: MutableMapping[str, type[GeneralTracker]] = _TrackerClasses()

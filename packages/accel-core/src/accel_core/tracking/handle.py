@@ -25,33 +25,22 @@ class NullRun:
             raise AttributeError(name)
         return self
 
-    def __setattr__(self, name: str, value: object) -> None:
-        return None
-
     def __call__(self, *_args: object, **_kwargs: object) -> NullRun:
         """Take any call."""
         return self
 
-    def __getitem__(self, key: object) -> NullRun:
-        return self
+    __getitem__ = __enter__ = __call__
 
-    def __setitem__(self, key: object, value: object) -> None:
+    def __setattr__(self, *_: object) -> None:
         return None
+
+    __setitem__ = __exit__ = __setattr__
 
     def __iter__(self) -> Iterator[NullRun]:
         return iter(())
 
     def __len__(self) -> int:
         return 0
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __enter__(self) -> NullRun:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        return None
 
     def __repr__(self) -> str:
         return "NullRun()"

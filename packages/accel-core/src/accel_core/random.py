@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -91,38 +92,26 @@ def synchronize_rng_states(rng_types: Sequence[str | RNGType], generator: torch.
     Examples:
         >>> synchronize_rng_states(["torch", "generator"], torch.Generator())
     """
-    kinds = [RNGType(rng_type) for rng_type in rng_types]
+    access = [_access(RNGType(rng_type), generator) for rng_type in rng_types]
     # Read on one process too, where a wrong kind is as wrong as on several.
-    states = [_state(kind, generator) for kind in kinds]
+    states = [read() for read, _ in access]
     if ensure().size == 1:
         return
     collectives.broadcast(states, from_process=0)
-    for kind, state in zip(kinds, states, strict=True):
-        _set_state(kind, state, generator)
+    for (_, write), state in zip(access, states, strict=True):
+        write(state)
 
 
-def _state(kind: RNGType, generator: torch.Generator | None) -> torch.Tensor:
+def _access(kind: RNGType, generator: torch.Generator | None) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return what reads the state of a generator, and what writes it."""
     if kind is RNGType.TORCH:
-        return torch.get_rng_state()
-    if kind is RNGType.GENERATOR:
-        return _given(generator).get_state()
-    state = registry.named(kind.value).rng_state()
-    return torch.empty(0, dtype=torch.uint8) if state is None else state
-
-
-def _set_state(kind: RNGType, state: torch.Tensor, generator: torch.Generator | None) -> None:
-    if kind is RNGType.TORCH:
-        torch.set_rng_state(state)
-    elif kind is RNGType.GENERATOR:
-        _given(generator).set_state(state)
-    else:
-        registry.named(kind.value).set_rng_state(state)
-
-
-def _given(generator: torch.Generator | None) -> torch.Generator:
+        return torch.get_rng_state, torch.set_rng_state
+    if kind is not RNGType.GENERATOR:
+        device = registry.named(kind.value)
+        return device.rng_state, device.set_rng_state
     if generator is None:
         raise ConfigurationError(
             "The state of a generator of your own cannot be synchronized without it; got generator=None. "
             "Pass generator=..., or leave 'generator' out of rng_types."
         )
-    return generator
+    return generator.get_state, generator.set_state

@@ -167,6 +167,13 @@ def option_named(table: type, field: str) -> Option:
     raise KeyError(field)
 
 
+def fill(plugin: object, table: type, *fields: str) -> None:
+    """Read fields of a plugin that are `None` from the environment, and check those that were given."""
+    for field in fields:
+        option, value = option_named(table, field), getattr(plugin, field)
+        setattr(plugin, field, option.read() if value is None else option.check(value, f"the argument {field}"))
+
+
 def boolean(text: str) -> bool:
     """Read yes, true, on, 1 or no, false, off, 0, in any case."""
     return bool(environ.str_to_bool(text))

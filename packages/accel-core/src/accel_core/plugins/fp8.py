@@ -11,31 +11,29 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.host import availability
 from accel_core.options.engines import engines
-from accel_core.options.fp8 import FP8_ALGORITHMS, FP8_FORMATS, MSAMP_LEVELS, Fp8Options
-from accel_core.options.option import option_named
+from accel_core.options.fp8 import Fp8Options
+from accel_core.options.option import fill, option_named, options_of
 from accel_core.plugins.handlers import KwargsHandler
 
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
 
+_OVERRIDDEN = "override_linear_precision"
 _OVERRIDES = ("override_fprop", "override_dgrad", "override_wgrad")
+"""Options that are the three parts of that field."""
 
 
-def _default(field: str) -> object:
-    return option_named(Fp8Options, field).default
+class _Recipe(KwargsHandler):
+    """Fields that are read from ACCELERATE_FP8_*; those that a library does not use stay `None`."""
 
-
-def _read(field: str) -> Any:
-    return option_named(Fp8Options, field).read()
-
-
-def _check(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{name} of an 8-bit recipe is not known; got {value!r}. Use one of {list(allowed)}.")
+    def _unset(self) -> dict[str, Any]:
+        defaults: dict[str, Any] = {option.field: option.default for option in options_of(Fp8Options)}
+        defaults[_OVERRIDDEN] = (False, False, False)
+        return {name: None if value is None else defaults.get(name) for name, value in vars(self).items()}
 
 
 @record
-class AORecipeKwargs(KwargsHandler):
+class AORecipeKwargs(_Recipe):
     """How torchao trains in 8 bits.
 
     Args:
@@ -65,20 +63,14 @@ class AORecipeKwargs(KwargsHandler):
             return
         from torchao.float8 import Float8LinearConfig
 
-        if self.pad_inner_dim is None:
-            self.pad_inner_dim = _read("pad_inner_dim")
-        if self.enable_fsdp_float8_all_gather is None:
-            self.enable_fsdp_float8_all_gather = _read("enable_fsdp_float8_all_gather")
+        fill(self, Fp8Options, "pad_inner_dim", "enable_fsdp_float8_all_gather")
         self.config = Float8LinearConfig(
             pad_inner_dim=self.pad_inner_dim, enable_fsdp_float8_all_gather=self.enable_fsdp_float8_all_gather
         )
 
-    def _unset(self) -> dict[str, Any]:
-        return dict.fromkeys(self.__dataclass_fields__)
-
 
 @record
-class TERecipeKwargs(KwargsHandler):
+class TERecipeKwargs(_Recipe):
     """How Transformer Engine scales numbers in 8 bits; a field left at `None` is read from ACCELERATE_FP8_*.
 
     The arguments are those of `transformer_engine.common.recipe.DelayedScaling`.
@@ -119,25 +111,16 @@ class TERecipeKwargs(KwargsHandler):
                 "Transformer Engine computes in 8 bits for TERecipeKwargs; it is not installed. "
                 "Run `pip install transformer-engine[pytorch]`, or use AORecipeKwargs."
             )
-        for field in _TE_FIELDS:
-            if getattr(self, field) is None:
-                setattr(self, field, _read(field))
         if self.override_linear_precision is None:
-            forward, inputs, weights = (_read(field) for field in _OVERRIDES)
+            forward, inputs, weights = (option_named(Fp8Options, field).read() for field in _OVERRIDES)
             self.override_linear_precision = (forward, inputs, weights)
-        self.fp8_format = str(self.fp8_format).upper()  # type: ignore[assignment]
-        _check("fp8_format", self.fp8_format, FP8_FORMATS)
-        _check("amax_compute_algo", self.amax_compute_algo, FP8_ALGORITHMS)
-
-    def _unset(self) -> dict[str, Any]:
-        return {field: _default(field) for field in _TE_FIELDS} | {"override_linear_precision": (False, False, False)}
-
-
-_TE_FIELDS = tuple(each.name for each in fields(TERecipeKwargs) if each.name != "override_linear_precision")
+        if self.fp8_format is not None:
+            self.fp8_format = str(self.fp8_format).upper()  # type: ignore[assignment]
+        fill(self, Fp8Options, *(each.name for each in fields(TERecipeKwargs) if each.name != _OVERRIDDEN))
 
 
 @record
-class MSAMPRecipeKwargs(KwargsHandler):
+class MSAMPRecipeKwargs(_Recipe):
     """What MS-AMP keeps in 8 bits.
 
     Args:
@@ -156,12 +139,7 @@ class MSAMPRecipeKwargs(KwargsHandler):
 
     def __post_init__(self) -> None:
         """Fill the level from the environment."""
-        if self.opt_level is None:
-            self.opt_level = _read("opt_level")
-        _check("opt_level", self.opt_level, MSAMP_LEVELS)
-
-    def _unset(self) -> dict[str, Any]:
-        return {"opt_level": _default("opt_level")}
+        fill(self, Fp8Options, "opt_level")
 
 
 @record
@@ -188,19 +166,16 @@ class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
             FutureWarning,
             stacklevel=3,
         )
-        backend = self.backend or _read("backend")
-        if backend is None:
-            backend = "MSAMP" if availability.is_msamp_available() else "TE"
-        backend = str(backend).upper()
-        _check("backend", backend, ("TE", "MSAMP"))
+        recipes: dict[str, type[TERecipeKwargs | MSAMPRecipeKwargs]]
+        recipes = {"TE": TERecipeKwargs, "MSAMP": MSAMPRecipeKwargs}
+        installed = "MSAMP" if availability.is_msamp_available() else "TE"
+        backend = str(self.backend or option_named(Fp8Options, "backend").read() or installed).upper()
+        if backend not in recipes:
+            raise ConfigurationError(
+                f"FP8RecipeKwargs holds no recipe of this library; got backend={backend!r}. Use one of {list(recipes)}."
+            )
         self.backend = backend  # type: ignore[assignment]
-        if backend == "TE":
-            TERecipeKwargs.__post_init__(self)
-        else:
-            MSAMPRecipeKwargs.__post_init__(self)
+        recipes[backend].__post_init__(self)
 
     def _unset(self) -> dict[str, Any]:
-        recipe: type[TERecipeKwargs] | type[MSAMPRecipeKwargs]
-        recipe = TERecipeKwargs if self.backend == "TE" else MSAMPRecipeKwargs
-        fields = dict.fromkeys(self.__dataclass_fields__)
-        return {**fields, **recipe._unset(self), "backend": self.backend}
+        return {**super()._unset(), "backend": self.backend}

@@ -10,7 +10,7 @@ from accel_core._passed import Passed
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, expect_flags
 from accel_core.mesh.layout import GROUPS, MESH_AXES
-from accel_core.options.option import option_named
+from accel_core.options.option import fill
 from accel_core.options.parallelism import ParallelismOptions
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ _SHARED_ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 def is_shared(attention: str) -> bool:
     """Return whether ranks can divide the heads of an attention."""
     return attention in _SHARED_ATTENTIONS or "/" in attention
-
-
-def _read(name: str) -> Any:
-    return option_named(ParallelismOptions, name).read()
 
 
 def _several(axis: str) -> Callable[[ParallelismConfig], bool]:
@@ -64,11 +60,7 @@ class TorchContextParallelConfig:
 
     def __post_init__(self) -> None:
         """Fill the strategy from the environment."""
-        if self.cp_comm_strategy is None:
-            self.cp_comm_strategy = _read("cp_comm_strategy")
-        option_named(ParallelismOptions, "cp_comm_strategy").check(
-            self.cp_comm_strategy, "the argument cp_comm_strategy"
-        )
+        fill(self, ParallelismOptions, "cp_comm_strategy")
 
 
 @record
@@ -94,9 +86,7 @@ class DeepSpeedSequenceParallelConfig:
 
     def __post_init__(self) -> None:
         """Fill what is left open from the environment."""
-        for name in ("sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation"):
-            if getattr(self, name) is None:
-                setattr(self, name, _read(name))
+        fill(self, ParallelismOptions, "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
         expect_flags(type(self), vars(self))
         asked = self.sp_attn_implementation
         if asked is not None and not is_shared(asked):
@@ -210,11 +200,7 @@ class ParallelismConfig:
 
     def __post_init__(self) -> None:
         """Fill what is left open from the environment, make the handlers and check the layout."""
-        for name in (*(f"{axis}_size" for axis in MESH_AXES), "cp_backend", "sp_backend"):
-            if getattr(self, name) is None:
-                setattr(self, name, _read(name))
-        for name in ("cp_backend", "sp_backend"):
-            option_named(ParallelismOptions, name).check(getattr(self, name), f"the argument {name}")
+        fill(self, ParallelismOptions, *(f"{axis}_size" for axis in MESH_AXES), "cp_backend", "sp_backend")
         for axis, size in self.sizes.items():
             if size < 1:
                 raise ConfigurationError(f"An axis of the mesh holds at least one rank; got {axis}_size={size}. Use 1.")

@@ -66,3 +66,11 @@ class AutocastPrecision(Precision):
                 return function(*args, **kwargs)
 
         return forward
+
+
+class Fp8Precision(AutocastPrecision):
+    """8 bits through a library, bf16 everywhere else."""
+
+    def __init__(self, device: torch.device, recipe: Any, handler: AutocastKwargs) -> None:
+        super().__init__("fp8", device, handler, GradScalerKwargs())
+        self.recipe = recipe

@@ -30,12 +30,13 @@ class Precision:
         fp8_backend: The library behind fp8; `NO` for all other formats.
     """
 
+    fp8_backend = FP8BackendType.NO
+
     def __init__(self, name: str = "no", autocast: AutocastKwargs | None = None) -> None:
         self.name = name
         self.scaler: torch.amp.GradScaler | None = None
         self.native_amp = False
         self.autocast_arguments = autocast or AutocastKwargs()
-        self.fp8_backend = FP8BackendType.NO
 
     def autocast(self, handler: AutocastKwargs | None = None) -> AbstractContextManager[object]:
         """Return a context in which operations choose their own precision."""

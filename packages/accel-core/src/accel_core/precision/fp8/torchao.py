@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from accel_core.options.engines import engines
 from accel_core.options.enums import FP8BackendType
-from accel_core.plugins.fp8 import AORecipeKwargs
-from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
-from accel_core.precision.autocast import AutocastPrecision
+from accel_core.precision.autocast import Fp8Precision
 
 if TYPE_CHECKING:
     from torchao.float8 import Float8LinearConfig
@@ -64,17 +62,13 @@ def convert_model_to_fp8_ao(
     return model
 
 
-class TorchaoPrecision(AutocastPrecision):
+class TorchaoPrecision(Fp8Precision):
     """fp8 matrix products in linear layers, bf16 everywhere else."""
 
-    def __init__(self, device: torch.device, recipe: AORecipeKwargs, handler: AutocastKwargs) -> None:
-        super().__init__("fp8", device, handler, GradScalerKwargs())
-        self.fp8_backend = FP8BackendType.AO
-        self.recipe = recipe
+    fp8_backend = FP8BackendType.AO
 
     def convert(self, model: _M) -> _M:
         """Exchange the linear layers of a model that has none exchanged yet."""
         if has_ao_layers(model):
             return model
-        arguments: dict[str, Any] = {"config": self.recipe.config, "module_filter_func": self.recipe.module_filter_func}
-        return convert_model_to_fp8_ao(model, **arguments)
+        return convert_model_to_fp8_ao(model, self.recipe.config, self.recipe.module_filter_func)

@@ -13,8 +13,7 @@ from accel_core.errors import MissingDependencyError
 from accel_core.host.availability import is_transformer_engine_available
 from accel_core.options.enums import FP8BackendType
 from accel_core.plugins.fp8 import TERecipeKwargs
-from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
-from accel_core.precision.autocast import AutocastPrecision
+from accel_core.precision.autocast import Fp8Precision
 
 _M = TypeVar("_M", bound=torch.nn.Module)
 _MULTIPLE = 16
@@ -48,12 +47,12 @@ def convert_model(
     """Exchange, in place, linear and layer-norm layers for Transformer Engine's, or back."""
     te = _engine()
     for name, layer in list(model.named_children()):
-        if _convert_linear and isinstance(layer, torch.nn.Linear if to_transformer_engine else te.Linear):
-            new = _linear_like(layer, te if to_transformer_engine else torch.nn)
-        elif _convert_ln and isinstance(layer, torch.nn.LayerNorm if to_transformer_engine else te.LayerNorm):
-            new = _norm_like(layer, te if to_transformer_engine else torch.nn)
-        else:
-            new = None
+        library, old = (te, torch.nn) if to_transformer_engine else (torch.nn, te)
+        new = None
+        if _convert_linear and isinstance(layer, old.Linear):
+            new = _linear_like(layer, library)
+        elif _convert_ln and isinstance(layer, old.LayerNorm):
+            new = _filled(layer, library, "LayerNorm", layer.weight.shape[0], eps=layer.eps)
         if new is None:
             convert_model(layer, to_transformer_engine, _convert_linear, _convert_ln)
         else:
@@ -64,20 +63,16 @@ def _linear_like(layer: Any, library: ModuleType) -> torch.nn.Module | None:
     if layer.in_features % _MULTIPLE or layer.out_features % _MULTIPLE:
         return None
     has_bias = layer.bias is not None and layer.bias.numel() > 0
-    dtype = {"dtype" if library is torch.nn else "params_dtype": layer.weight.dtype}
-    new = library.Linear(layer.in_features, layer.out_features, bias=has_bias, **dtype).to(layer.weight.device)
-    new.weight.copy_(layer.weight)
-    if has_bias:
-        new.bias.copy_(layer.bias)
-    return new  # type: ignore[no-any-return]
+    return _filled(layer, library, "Linear", layer.in_features, layer.out_features, bias=has_bias)
 
 
-def _norm_like(layer: Any, library: ModuleType) -> torch.nn.Module:
-    dtype = {"dtype" if library is torch.nn else "params_dtype": layer.weight.dtype}
-    new = library.LayerNorm(layer.weight.shape[0], eps=layer.eps, **dtype).to(layer.weight.device)
-    new.weight.copy_(layer.weight)
-    new.bias.copy_(layer.bias)
-    return new  # type: ignore[no-any-return]
+def _filled(layer: Any, library: ModuleType, kind: str, *sizes: int, **settings: Any) -> torch.nn.Module:
+    """Make a layer of another library, with the weights of a layer."""
+    settings["dtype" if library is torch.nn else "params_dtype"] = layer.weight.dtype
+    new: torch.nn.Module = getattr(library, kind)(*sizes, **settings).to(layer.weight.device)
+    for name, parameter in new.named_parameters():
+        parameter.copy_(getattr(layer, name))
+    return new
 
 
 def contextual_fp8_autocast(
@@ -118,13 +113,10 @@ def apply_fp8_autowrap(model: _M, fp8_recipe_handler: TERecipeKwargs | None) -> 
     return model
 
 
-class TransformerEnginePrecision(AutocastPrecision):
+class TransformerEnginePrecision(Fp8Precision):
     """fp8 through Transformer Engine, bf16 everywhere else. Never run on hardware."""
 
-    def __init__(self, device: torch.device, recipe: TERecipeKwargs, handler: AutocastKwargs) -> None:
-        super().__init__("fp8", device, handler, GradScalerKwargs())
-        self.fp8_backend = FP8BackendType.TE
-        self.recipe = recipe
+    fp8_backend = FP8BackendType.TE
 
     def convert(self, model: _M) -> _M:
         """Exchange the layers of a model that has none exchanged yet."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import multiprocessing.util
@@ -153,9 +152,8 @@ def ensure(cpu: bool = False, needs: GroupNeeds = _NOTHING, **init: object) -> W
             backend = _join(rendezvous.locate(), _world.hardware, _world.device, needs, init)
             _world = replace(_world, backend=backend)
         _check_group(needs)
-        if _world.backend is not None:
-            atexit.unregister(_let_go)  # once, and before what was registered earlier
-            atexit.register(_let_go)
+        if _world is not world and _world.backend is not None:
+            _at_end(_let_go)
         return _world
 
 
@@ -169,8 +167,11 @@ def forget() -> None:
 def before_leaving(function: Callable[[], None]) -> None:
     """Have a function called before `destroy` leaves the default process group, and where the process ends."""
     _leaving.append(function)
-    atexit.register(function)
-    # A process of multiprocessing ends without atexit.
+    _at_end(function)
+
+
+def _at_end(function: Callable[[], None]) -> None:
+    """Have a function called where this process ends, also if multiprocessing started it; a fork does not call it."""
     multiprocessing.util.Finalize(None, function, exitpriority=0)
 
 

@@ -20,6 +20,9 @@ ProfilerActivityName = Literal["cpu", "xpu", "mtia", "cuda", "hpu"]
 MITA_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.1.0"
 XPU_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.4.0"
 
+_OF_OURS = ("activities", "schedule_option", "output_trace_dir")
+"""Fields of `ProfileKwargs` that are no arguments of torch's profiler as they are."""
+
 _NCCL_TIMEOUT = timedelta(minutes=10)
 _OTHER_TIMEOUT = timedelta(minutes=30)
 
@@ -151,22 +154,19 @@ class DistributedDataParallelKwargs(KwargsHandler):
             return
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-        hooks: dict[DDPCommunicationHookType, Callable[..., Any]] = {
-            DDPCommunicationHookType.NO: default_hooks.allreduce_hook,
-            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_hook,
-            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_hook,
-            DDPCommunicationHookType.POWER_SGD: powerSGD_hook.powerSGD_hook,
-            DDPCommunicationHookType.BATCHED_POWER_SGD: powerSGD_hook.batched_powerSGD_hook,
+        hooks: dict[str, Callable[..., Any]] = {
+            "no": default_hooks.allreduce_hook,
+            "fp16": default_hooks.fp16_compress_hook,
+            "bf16": default_hooks.bf16_compress_hook,
+            "power_sgd": powerSGD_hook.powerSGD_hook,
+            "batched_power_sgd": powerSGD_hook.batched_powerSGD_hook,
         }
-        wrappers: dict[DDPCommunicationHookType, Callable[..., Any]] = {
-            DDPCommunicationHookType.FP16: default_hooks.fp16_compress_wrapper,
-            DDPCommunicationHookType.BF16: default_hooks.bf16_compress_wrapper,
-        }
-        function = hooks[hook]
-        if self._wrapper in wrappers:
-            function = wrappers[self._wrapper](function)
+        wrappers = {"fp16": default_hooks.fp16_compress_wrapper, "bf16": default_hooks.bf16_compress_wrapper}
+        function = hooks[hook.value]
+        if self._wrapper.value in wrappers:
+            function = wrappers[self._wrapper.value](function)
         state = None
-        if hook in (DDPCommunicationHookType.POWER_SGD, DDPCommunicationHookType.BATCHED_POWER_SGD):
+        if "power_sgd" in hook.value:
             state = powerSGD_hook.PowerSGDState(None, **self.comm_state_option)  # over the default process group
         model.register_comm_hook(state=state, hook=function)
 
@@ -297,12 +297,7 @@ class ProfileKwargs(KwargsHandler):
         return torch.profiler.profile(
             activities=self._activities(),
             schedule=schedule,
-            on_trace_ready=self.on_trace_ready,
-            record_shapes=self.record_shapes,
-            profile_memory=self.profile_memory,
-            with_stack=self.with_stack,
-            with_flops=self.with_flops,
-            with_modules=self.with_modules,
+            **{name: value for name, value in vars(self).items() if name not in _OF_OURS},
         )
 
     def _activities(self) -> list[torch.profiler.ProfilerActivity] | None:

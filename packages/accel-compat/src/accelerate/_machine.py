@@ -1,4 +1,4 @@
-"""What Accelerate tells of the machine and of a process's place on it, and accel itself does not ask."""
+"""What Accelerate tells of the machine, of a process's place on it and of sizes, and accel itself does not ask."""
 
 from __future__ import annotations
 
@@ -142,3 +142,16 @@ def is_port_in_use(port: int | str | None = None) -> bool:
     number = environ.integer("MASTER_PORT", USUAL_PORT) if port is None else int(port)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(("localhost", number or USUAL_PORT)) == 0
+
+
+def convert_bytes(size: float) -> str:
+    """Write a number of bytes in the largest unit in which it is at least one; units are multiples of 1,024.
+
+    >>> convert_bytes(1500)
+    '1.46 KB'
+    """
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if size < 1024.0:
+            return f"{round(size, 2)} {unit}"
+        size /= 1024.0
+    return f"{round(size, 2)} PB"

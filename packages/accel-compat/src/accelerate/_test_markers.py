@@ -18,9 +18,9 @@ from accel_core.host.availability import (
 )
 from accel_core.host.environ import flag
 from accel_core.host.versions import compare_versions, is_torch_version
-from accel_core.options.parallelism import BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
 from accel_parallel.options import FSDP2_PYTORCH_VERSION
 from accelerate import _availability as here
+from accelerate._constants import BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
 from accelerate._machine import check_cuda_fp8_capability
 from accelerate._test_backend import get_backend
 

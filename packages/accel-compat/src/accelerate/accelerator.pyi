@@ -39,7 +39,6 @@ from accel_core.options.enums import FP8BackendType as FP8BackendType
 from accel_core.options.enums import LoggerType as LoggerType
 from accel_core.options.enums import PrecisionType as PrecisionType
 from accel_core.options.enums import RNGType as RNGType
-from accel_core.options.parallelism import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
 from accel_core.plugins.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin as TorchDynamoPlugin
 from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
@@ -92,6 +91,7 @@ from accelerate._checkpointing import load_accelerator_state as load_accelerator
 from accelerate._checkpointing import load_custom_state as load_custom_state
 from accelerate._checkpointing import save_accelerator_state as save_accelerator_state
 from accelerate._checkpointing import save_custom_state as save_custom_state
+from accelerate._constants import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
 from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed
 from accelerate._environment import parse_choice_from_env as parse_choice_from_env
 from accelerate._fsdp import compile_regions_fsdp2 as compile_regions_fsdp2

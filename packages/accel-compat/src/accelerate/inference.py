@@ -9,10 +9,10 @@ from accel_bigmodel.pipeline import prepare_pippy as prepare_pippy
 from accel_bigmodel.sizes import calculate_maximum_sizes as calculate_maximum_sizes
 from accel_core.comm.batch import pad_input_tensors as pad_input_tensors
 from accel_core.comm.batch import send_to_device as send_to_device
-from accel_core.modules.sizes import convert_bytes as convert_bytes
 from accel_core.state.process import PartialState as PartialState
 from accelerate import _rebinding
 from accelerate._availability import is_pippy_available as is_pippy_available
+from accelerate._machine import convert_bytes as convert_bytes
 from accelerate._operations import copy_tensor_to_devices as copy_tensor_to_devices
 from accelerate._operations import ignorant_find_batch_size as ignorant_find_batch_size
 

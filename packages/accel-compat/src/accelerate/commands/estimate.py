@@ -11,11 +11,11 @@ from accel_bigmodel.meta import init_empty_weights as init_empty_weights
 from accel_bigmodel.sizes import calculate_maximum_sizes as calculate_maximum_sizes
 from accel_core.host.availability import is_timm_available as is_timm_available
 from accel_core.host.availability import is_transformers_available as is_transformers_available
-from accel_core.modules.sizes import convert_bytes as convert_bytes
 from accelerate import _rebinding
 from accelerate._commands import main_estimate as main
 from accelerate._hub import check_has_model as check_has_model
 from accelerate._hub import verify_on_hub as verify_on_hub
+from accelerate._machine import convert_bytes as convert_bytes
 
 _rebinding.write_through(__name__)
 

@@ -77,14 +77,12 @@ from accel_core.host.versions import is_torch_version as is_torch_version
 from accel_core.modules.compilation import compile_regions as compile_regions
 from accel_core.modules.compilation import has_compiled_regions as has_compiled_regions
 from accel_core.modules.compilation import is_compiled_module as is_compiled_module
-from accel_core.modules.sizes import convert_bytes as convert_bytes
 from accel_core.modules.sizes import convert_file_size_to_int as convert_file_size_to_int
 from accel_core.modules.sizes import dtype_byte_size as dtype_byte_size
 from accel_core.modules.sizes import id_tensor_storage as id_tensor_storage
 from accel_core.modules.ties import find_tied_parameters as find_tied_parameters
 from accel_core.modules.traversal import named_module_tensors as named_module_tensors
 from accel_core.modules.unwrap import extract_model_from_parallel as extract_model_from_parallel
-from accel_core.options.enums import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
 from accel_core.options.enums import ComputeEnvironment as ComputeEnvironment
 from accel_core.options.enums import CustomDtype as CustomDtype
 from accel_core.options.enums import DDPCommunicationHookType as DDPCommunicationHookType
@@ -100,12 +98,6 @@ from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_core.plugins.fp8 import TERecipeKwargs as TERecipeKwargs
-from accel_core.plugins.handlers import (
-    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
-)
-from accel_core.plugins.handlers import (
-    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
-)
 from accel_core.plugins.handlers import AutocastKwargs as AutocastKwargs
 from accel_core.plugins.handlers import DistributedDataParallelKwargs as DistributedDataParallelKwargs
 from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
@@ -138,6 +130,13 @@ from accel_parallel.plugin import disable_fsdp_ram_efficient_loading as disable_
 from accel_parallel.plugin import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
 from accelerate import _rebinding
 from accelerate._availability import *
+from accelerate._constants import (
+    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
+from accelerate._constants import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
+from accelerate._constants import (
+    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
 from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed
 from accelerate._elastic import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
 from accelerate._environment import convert_dict_to_env_variables as convert_dict_to_env_variables
@@ -161,6 +160,7 @@ from accelerate._kernel import check_os_kernel as check_os_kernel
 from accelerate._machine import are_libraries_initialized as are_libraries_initialized
 from accelerate._machine import check_cuda_fp8_capability as check_cuda_fp8_capability
 from accelerate._machine import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
+from accelerate._machine import convert_bytes as convert_bytes
 from accelerate._machine import get_cpu_distributed_information as get_cpu_distributed_information
 from accelerate._machine import get_current_device_type as get_current_device_type
 from accelerate._machine import get_gpu_info as get_gpu_info

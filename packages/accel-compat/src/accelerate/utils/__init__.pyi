@@ -77,7 +77,6 @@ from accel_core.host.versions import is_torch_version as is_torch_version
 from accel_core.modules.compilation import compile_regions as compile_regions
 from accel_core.modules.compilation import has_compiled_regions as has_compiled_regions
 from accel_core.modules.compilation import is_compiled_module as is_compiled_module
-from accel_core.modules.sizes import convert_bytes as convert_bytes
 from accel_core.modules.sizes import convert_file_size_to_int as convert_file_size_to_int
 from accel_core.modules.sizes import dtype_byte_size as dtype_byte_size
 from accel_core.modules.sizes import id_tensor_storage as id_tensor_storage
@@ -93,7 +92,6 @@ from accel_core.options.enums import LoggerType as LoggerType
 from accel_core.options.enums import PrecisionType as PrecisionType
 from accel_core.options.enums import RNGType as RNGType
 from accel_core.options.enums import SageMakerDistributedType as SageMakerDistributedType
-from accel_core.options.enums import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
 from accel_core.plugins.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_core.plugins.compilation import TorchDynamoPlugin as TorchDynamoPlugin
 from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
@@ -105,9 +103,7 @@ from accel_core.plugins.handlers import DistributedDataParallelKwargs as Distrib
 from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
 from accel_core.plugins.handlers import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_core.plugins.handlers import KwargsHandler as KwargsHandler
-from accel_core.plugins.handlers import MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION
 from accel_core.plugins.handlers import ProfileKwargs as ProfileKwargs
-from accel_core.plugins.handlers import XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION
 from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig
 from accel_core.plugins.parallelism import ParallelismConfig as ParallelismConfig
@@ -155,6 +151,9 @@ from accel_quant.config import BnbQuantizationConfig as BnbQuantizationConfig
 from accel_quant.layers import has_4bit_bnb_layers as has_4bit_bnb_layers
 from accel_quant.load import load_and_quantize_model as load_and_quantize_model
 from accelerate._availability import *
+from accelerate._constants import MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION
+from accelerate._constants import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
+from accelerate._constants import XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION
 from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed
 from accelerate._elastic import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
 from accelerate._environment import convert_dict_to_env_variables as convert_dict_to_env_variables
@@ -183,6 +182,7 @@ from accelerate._launch_preparation import prepare_tpu as prepare_tpu
 from accelerate._machine import are_libraries_initialized as are_libraries_initialized
 from accelerate._machine import check_cuda_fp8_capability as check_cuda_fp8_capability
 from accelerate._machine import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
+from accelerate._machine import convert_bytes as convert_bytes
 from accelerate._machine import get_cpu_distributed_information as get_cpu_distributed_information
 from accelerate._machine import get_current_device_type as get_current_device_type
 from accelerate._machine import get_gpu_info as get_gpu_info

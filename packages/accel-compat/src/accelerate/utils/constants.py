@@ -19,22 +19,7 @@ from accel_core.checkpoint.names import WEIGHTS_NAME as WEIGHTS_NAME
 from accel_core.checkpoint.names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
 from accel_core.host.versions import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC
 from accel_core.options.compilation import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
-from accel_core.options.enums import CUDA_DISTRIBUTED_TYPES as CUDA_DISTRIBUTED_TYPES
 from accel_core.options.enums import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
-from accel_core.options.enums import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
-from accel_core.options.parallelism import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
-from accel_core.options.parallelism import BETA_SP_AVAILABLE_DEEPSPEED_VERSION as BETA_SP_AVAILABLE_DEEPSPEED_VERSION
-from accel_core.options.parallelism import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
-from accel_core.options.parallelism import (
-    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
-)
-from accel_core.options.parallelism import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
-from accel_core.plugins.handlers import (
-    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
-)
-from accel_core.plugins.handlers import (
-    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
-)
 from accel_core.profiling import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel_parallel.options import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
 from accel_parallel.options import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
@@ -44,6 +29,21 @@ from accel_parallel.options import FSDP_PYTORCH_VERSION as FSDP_PYTORCH_VERSION
 from accel_parallel.options import FSDP_SHARDING_STRATEGY as FSDP_SHARDING_STRATEGY
 from accel_parallel.options import FSDP_STATE_DICT_TYPE as FSDP_STATE_DICT_TYPE
 from accelerate import _rebinding
+from accelerate._constants import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
+from accelerate._constants import BETA_SP_AVAILABLE_DEEPSPEED_VERSION as BETA_SP_AVAILABLE_DEEPSPEED_VERSION
+from accelerate._constants import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
+from accelerate._constants import (
+    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
+)
+from accelerate._constants import CUDA_DISTRIBUTED_TYPES as CUDA_DISTRIBUTED_TYPES
+from accelerate._constants import DTENSOR_PYTORCH_VERSION as DTENSOR_PYTORCH_VERSION
+from accelerate._constants import (
+    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
+from accelerate._constants import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
+from accelerate._constants import (
+    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
 from accelerate._elastic import (
     ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION as ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION,
 )

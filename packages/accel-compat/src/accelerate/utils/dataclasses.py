@@ -22,11 +22,6 @@ from accel_core.options.enums import LoggerType as LoggerType
 from accel_core.options.enums import PrecisionType as PrecisionType
 from accel_core.options.enums import RNGType as RNGType
 from accel_core.options.enums import SageMakerDistributedType as SageMakerDistributedType
-from accel_core.options.parallelism import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
-from accel_core.options.parallelism import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
-from accel_core.options.parallelism import (
-    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
-)
 from accel_core.plugins.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_core.plugins.blocks import get_module_class_from_name as get_module_class_from_name
 from accel_core.plugins.compilation import TorchDynamoPlugin as TorchDynamoPlugin
@@ -34,12 +29,6 @@ from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_core.plugins.fp8 import TERecipeKwargs as TERecipeKwargs
-from accel_core.plugins.handlers import (
-    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
-)
-from accel_core.plugins.handlers import (
-    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
-)
 from accel_core.plugins.handlers import AutocastKwargs as AutocastKwargs
 from accel_core.plugins.handlers import DistributedDataParallelKwargs as DistributedDataParallelKwargs
 from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
@@ -64,6 +53,17 @@ from accelerate._availability import is_neuron_available as is_neuron_available
 from accelerate._availability import is_npu_available as is_npu_available
 from accelerate._availability import is_rocm_available as is_rocm_available
 from accelerate._availability import is_xpu_available as is_xpu_available
+from accelerate._constants import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
+from accelerate._constants import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
+from accelerate._constants import (
+    BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION,
+)
+from accelerate._constants import (
+    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
+from accelerate._constants import (
+    XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
 from accelerate._environment import parse_flag_from_env as parse_flag_from_env
 from accelerate._operations import TensorInformation as TensorInformation
 

@@ -20,9 +20,6 @@ from accel_core.options.enums import LoggerType as LoggerType
 from accel_core.options.enums import PrecisionType as PrecisionType
 from accel_core.options.enums import RNGType as RNGType
 from accel_core.options.enums import SageMakerDistributedType as SageMakerDistributedType
-from accel_core.options.parallelism import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
-from accel_core.options.parallelism import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
-from accel_core.options.parallelism import BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
 from accel_core.plugins.accumulation import GradientAccumulationPlugin as GradientAccumulationPlugin
 from accel_core.plugins.blocks import get_module_class_from_name as get_module_class_from_name
 from accel_core.plugins.compilation import TorchDynamoPlugin as TorchDynamoPlugin
@@ -35,9 +32,7 @@ from accel_core.plugins.handlers import DistributedDataParallelKwargs as Distrib
 from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
 from accel_core.plugins.handlers import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_core.plugins.handlers import KwargsHandler as KwargsHandler
-from accel_core.plugins.handlers import MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION
 from accel_core.plugins.handlers import ProfileKwargs as ProfileKwargs
-from accel_core.plugins.handlers import XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION
 from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_core.plugins.parallelism import DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig
 from accel_core.plugins.parallelism import TorchContextParallelConfig as TorchContextParallelConfig
@@ -65,6 +60,11 @@ from accelerate._availability import is_neuron_available as is_neuron_available
 from accelerate._availability import is_npu_available as is_npu_available
 from accelerate._availability import is_rocm_available as is_rocm_available
 from accelerate._availability import is_xpu_available as is_xpu_available
+from accelerate._constants import BETA_CP_AVAILABLE_PYTORCH_VERSION as BETA_CP_AVAILABLE_PYTORCH_VERSION
+from accelerate._constants import BETA_TP_AVAILABLE_PYTORCH_VERSION as BETA_TP_AVAILABLE_PYTORCH_VERSION
+from accelerate._constants import BETA_TP_AVAILABLE_TRANSFORMERS_VERSION as BETA_TP_AVAILABLE_TRANSFORMERS_VERSION
+from accelerate._constants import MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION
+from accelerate._constants import XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION
 from accelerate._environment import parse_flag_from_env as parse_flag_from_env
 from accelerate._operations import TensorInformation as TensorInformation
 from typing import TYPE_CHECKING as TYPE_CHECKING

@@ -20,7 +20,6 @@ from accel_core.comm.tree import is_namedtuple as is_namedtuple
 from accel_core.comm.tree import is_torch_tensor as is_torch_tensor
 from accel_core.comm.tree import recursively_apply as recursively_apply
 from accel_core.host.versions import is_torch_version as is_torch_version
-from accel_core.options.enums import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
 from accel_core.options.enums import DistributedType as DistributedType
 from accel_core.precision.outputs import convert_outputs_to_fp32 as convert_outputs_to_fp32
 from accel_core.precision.outputs import convert_to_fp32 as convert_to_fp32
@@ -30,6 +29,7 @@ from accelerate import _rebinding
 from accelerate._availability import is_npu_available as is_npu_available
 from accelerate._availability import is_torch_distributed_available as is_torch_distributed_available
 from accelerate._availability import is_torch_xla_available as is_torch_xla_available
+from accelerate._constants import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
 from accelerate._operations import TENSOR_INT_TO_DTYPE as TENSOR_INT_TO_DTYPE
 from accelerate._operations import TENSOR_TYPE_TO_INT as TENSOR_TYPE_TO_INT
 from accelerate._operations import GatheredParameters as GatheredParameters

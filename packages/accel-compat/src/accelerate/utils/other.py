@@ -14,7 +14,6 @@ from accel_core.modules.compilation import compile_regions as compile_regions
 from accel_core.modules.compilation import has_compiled_regions as has_compiled_regions
 from accel_core.modules.compilation import is_compiled_module as is_compiled_module
 from accel_core.modules.compilation import is_repeated_blocks as is_repeated_blocks
-from accel_core.modules.sizes import convert_bytes as convert_bytes
 from accel_core.modules.sizes import id_tensor_storage as id_tensor_storage
 from accel_core.modules.traversal import has_repeated_blocks as has_repeated_blocks
 from accel_core.modules.unwrap import extract_model_from_parallel as extract_model_from_parallel
@@ -31,6 +30,7 @@ from accelerate._availability import is_weights_only_available as is_weights_onl
 from accelerate._deepspeed import compile_regions_deepspeed as compile_regions_deepspeed
 from accelerate._fsdp import compile_regions_fsdp2 as compile_regions_fsdp2
 from accelerate._kernel import check_os_kernel as check_os_kernel
+from accelerate._machine import convert_bytes as convert_bytes
 from accelerate._machine import is_port_in_use as is_port_in_use
 from accelerate._merging import merge_dicts as merge_dicts
 from accelerate._models import clean_state_dict_for_safetensors as clean_state_dict_for_safetensors

@@ -84,19 +84,6 @@ def convert_file_size_to_int(size: float | str) -> int:
     return int(count // 8) if bits else int(count)
 
 
-def convert_bytes(size: float) -> str:
-    """Write a number of bytes in the largest unit in which it is at least one; units are multiples of 1,024.
-
-    >>> convert_bytes(1500)
-    '1.46 KB'
-    """
-    for unit in ("bytes", "KB", "MB", "GB", "TB"):
-        if size < 1024.0:
-            return f"{round(size, 2)} {unit}"
-        size /= 1024.0
-    return f"{round(size, 2)} PB"
-
-
 def written_size(count: int) -> str:
     """Write bytes with a unit."""
     size = float(count)

@@ -201,15 +201,3 @@ class CustomDtype(enum.Enum):
 
 
 DEEPSPEED_MULTINODE_LAUNCHERS = ["pdsh", "standard", "openmpi", "mvapich", "mpich", "nossh", "slurm"]
-CUDA_DISTRIBUTED_TYPES = ["DEEPSPEED", "MULTI_GPU", "FSDP", "MEGATRON_LM", "TP"]
-TORCH_DISTRIBUTED_OPERATION_TYPES = [
-    *CUDA_DISTRIBUTED_TYPES,
-    "MULTI_NPU",
-    "MULTI_MLU",
-    "MULTI_SDAA",
-    "MULTI_MUSA",
-    "MULTI_XPU",
-    "MULTI_CPU",
-    "MULTI_HPU",
-    "MULTI_NEURON",
-]

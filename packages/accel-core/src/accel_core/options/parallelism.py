@@ -5,12 +5,6 @@ from typing import ClassVar
 from accel_core._records import record
 from accel_core.options.option import Prompt, boolean, option
 
-BETA_CP_AVAILABLE_PYTORCH_VERSION = "2.6.0"
-BETA_SP_AVAILABLE_DEEPSPEED_VERSION = "0.18.2"
-BETA_TP_AVAILABLE_PYTORCH_VERSION = "2.3.0"
-BETA_TP_AVAILABLE_TRANSFORMERS_VERSION = "4.52.0"
-DTENSOR_PYTORCH_VERSION = "2.5.0"
-
 CP_STRATEGIES = ("allgather", "alltoall")
 
 

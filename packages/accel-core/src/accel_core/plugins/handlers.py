@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 ProfilerActivityName = Literal["cpu", "xpu", "mtia", "cuda", "hpu"]
 
-MITA_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.1.0"
-XPU_PROFILING_AVAILABLE_PYTORCH_VERSION = "2.4.0"
-
 _OF_OURS = ("activities", "schedule_option", "output_trace_dir")
 """Fields of `ProfileKwargs` that are no arguments of torch's profiler as they are."""
 

@@ -38,11 +38,8 @@ class DataParallelStrategy(Strategy):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        # A wrapper holds its model, so a strong reference to it would keep both alive forever.
-        self._wrappers: MutableMapping[torch.nn.Module, ReferenceType[DistributedDataParallel]] = WeakIdKeyDictionary()
-        self._frozen: MutableMapping[torch.nn.Module, list[ReferenceType[torch.nn.Parameter]]] = WeakIdKeyDictionary()
-        self._averaged: MutableMapping[torch.nn.Module, _Averaged] = WeakIdKeyDictionary()
-        self._checked: list[ReferenceType[_Averaged]] = []  # the same, as iterating the other takes 10 µs in each step
+        self._known: MutableMapping[torch.nn.Module, _Known] = WeakIdKeyDictionary()
+        self._checked: list[ReferenceType[_Known]] = []  # the same, as iterating the other takes 10 µs in each step
 
     def label(self) -> DistributedType:
         """Return the label of several processes on this device."""
@@ -68,33 +65,24 @@ class DataParallelStrategy(Strategy):
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Wrap a model that has parameters to train; the same model again gives the same wrapper."""
-        trained = [*_trained(model).values()]
+        trained, known = [*_trained(model).values()], self._known.get(model)
+        wrapper = None if known is None else known.wrapper()
+        if known is None or wrapper is None:
+            wrapper = self._wrap(model) if trained else None
+            self._known[model] = known = _Known(model, wrapper, trained)
+            self._checked.append(ref(known))
         left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-        frozen = [each for name, each in model.named_parameters() if not each.requires_grad and name not in left_out]
-        self._frozen.pop(model, None)
-        if frozen:
-            self._frozen[model] = [ref(each) for each in frozen]
-        if not trained:
-            return model
-        wrapper = self._wrapper_of(model)
-        if wrapper is None:
-            wrapper = self._wrap(model)
-            self._wrappers[model] = ref(wrapper)
-            self._averaged[model] = averaged = _Averaged(model, trained)
-            self._checked.append(ref(averaged))
-        return wrapper
-
-    def _wrapper_of(self, model: torch.nn.Module) -> DistributedDataParallel | None:
-        """Return the wrapper of a bare model, if it has one that lives."""
-        kept = self._wrappers.get(model)
-        return None if kept is None else kept()
+        rest = [each for name, each in model.named_parameters() if not each.requires_grad and name not in left_out]
+        known.frozen = [ref(each) for each in rest]
+        return wrapper if trained and wrapper is not None else model
 
     def _refuse_new_parameters(self, model: torch.nn.Module) -> None:
         """Refuse a bare model that trains parameters which its wrapper, if it has one, does not know."""
-        if self._wrapper_of(model) is None:
+        known = self._known.get(model)
+        if known is None or known.wrapper() is None:
             return
-        known = set(map(id, self._averaged[model].parameters))
-        new = [name for name, each in _trained(model).items() if id(each) not in known]
+        averaged = set(map(id, known.parameters))
+        new = [name for name, each in _trained(model).items() if id(each) not in averaged]
         if new:
             raise PreparationError(
                 "DistributedDataParallel averages the gradients of the parameters that a model trained when it was "
@@ -112,23 +100,17 @@ class DataParallelStrategy(Strategy):
         try:
             super().backward(loss, **kwargs)
         finally:  # torch has an error of its own where a part of a model was cast
-            for held in self._checked:
-                averaged = held()
-                if averaged is not None and (lost := averaged.lost()):
-                    self._refuse_gradients(*lost, "changed their format or device since", "Cast and move")
-        for model, frozen in self._frozen.items() if self._frozen else ():
-            for reference in frozen:
-                parameter = reference()
-                if parameter is not None and parameter.requires_grad and parameter.grad is not None:
-                    known = [each for one in frozen if (each := one()) is not None]
-                    self._refuse_gradients(model, known, "were frozen then", "Unfreeze")
+            for reference in self._checked:
+                known = reference()
+                if known is not None and (lost := known.cast()):
+                    self._refuse_gradients(known, lost, "changed their format or device since", "Cast and move")
+                if known is not None and (lost := known.unfrozen()):
+                    self._refuse_gradients(known, lost, "were frozen then", "Unfreeze")
 
-    def _refuse_gradients(
-        self, model: torch.nn.Module, parameters: Sequence[torch.Tensor], why: str, advice: str
-    ) -> None:
+    def _refuse_gradients(self, known: _Known, parameters: Sequence[torch.Tensor], why: str, advice: str) -> None:
         """Refuse gradients that nobody averages, unless those of this pass are not to be averaged."""
-        wrapper = self._wrapper_of(model)
-        if wrapper is None and model in self._wrappers:
+        model, wrapper = known.model(), known.wrapper()
+        if model is None or (wrapper is None and known.was_wrapped):
             return  # it was let go of
         state = self.parts.accumulation.gradient_state
         if not (state.sync_gradients if wrapper is None else wrapper.require_backward_grad_sync):
@@ -196,25 +178,38 @@ def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: each for name, each in model.named_parameters() if each.requires_grad and name not in left_out}
 
 
-class _Averaged:
-    """The parameters that a wrapper averages, with the nodes of autograd on which it waits for their gradients."""
+class _Known:
+    """What is known of a model since `prepare`: its wrapper, what that averages, and what it does not."""
 
-    def __init__(self, model: torch.nn.Module, parameters: list[torch.nn.Parameter]) -> None:
+    def __init__(
+        self, model: torch.nn.Module, wrapper: DistributedDataParallel | None, parameters: list[torch.nn.Parameter]
+    ) -> None:
+        # A wrapper holds its model, so a strong reference to it would keep both alive forever.
+        self.model, self._wrapper, self.was_wrapped = ref(model), wrapper and ref(wrapper), wrapper is not None
+        self.frozen: list[ReferenceType[torch.nn.Parameter]] = []
         self.parameters = parameters
-        self._model = ref(model)
+        # The wrapper waits on these nodes of autograd for gradients.
         self._nodes = [get_gradient_edge(each).node for each in parameters]
         self._places = [each.data_ptr() for each in parameters]
 
-    def lost(self) -> tuple[torch.nn.Module, list[torch.nn.Parameter]] | None:
-        """Return the model and the parameters with gradients on whose node nobody waits, as after a cast or a move."""
-        model, places = self._model(), [each.data_ptr() for each in self.parameters]
-        if model is None or places == self._places:  # which takes 0.1 µs each, and torch's nodes 2 µs
-            return None
+    def wrapper(self) -> DistributedDataParallel | None:
+        """Return the wrapper, if there is one that lives."""
+        return None if self._wrapper is None else self._wrapper()
+
+    def cast(self) -> list[torch.nn.Parameter]:
+        """Return the parameters with gradients on whose node nobody waits, as after a cast or a move."""
+        places = [each.data_ptr() for each in self.parameters]
+        if places == self._places:  # which takes 0.1 µs each, and torch's nodes 2 µs
+            return []
         pairs = zip(self.parameters, self._nodes, strict=True)
         lost = [each for each, node in pairs if each.requires_grad and get_gradient_edge(each).node is not node]
         self._places = [] if lost else places
-        lost = [each for each in lost if each.grad is not None]
-        return (model, lost) if lost else None
+        return [each for each in lost if each.grad is not None]
+
+    def unfrozen(self) -> list[torch.nn.Parameter]:
+        """Return the parameters with gradients that were frozen in `prepare`."""
+        alive = (each for reference in self.frozen if (each := reference()) is not None)
+        return [each for each in alive if each.requires_grad and each.grad is not None]
 
 
 def _views(model: torch.nn.Module) -> dict[str, PartView]:

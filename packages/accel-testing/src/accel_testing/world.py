@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import importlib.util
 import inspect
 import multiprocessing
 import operator
@@ -21,11 +20,13 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -225,12 +226,9 @@ def _rank_main(
 def imported(source: str, qualname: str) -> Callable[..., Any]:
     """Import the test's file in this process, and return what has this name there, without its decorator `world`."""
     name = "ranks_" + str(abs(hash(source)))
-    spec = importlib.util.spec_from_file_location(name, source)
-    assert spec is not None, f"{source} cannot be imported"
-    assert spec.loader is not None, f"{source} cannot be imported"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = source
+    SourceFileLoader(name, source).exec_module(module)
     found = operator.attrgetter(qualname)(module)
     body: Callable[..., Any] = getattr(found, "ranks_body", found)
     return body

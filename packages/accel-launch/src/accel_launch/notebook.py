@@ -122,7 +122,8 @@ def notebook_launcher(
                 run_id,
                 (num_nodes, num_nodes),
                 None,
-                {"timeout": 900, "rank": node_rank, "is_host": str(node_rank == 0), **(rdzv_conf or {})},
+                node_rank,
+                rdzv_conf or {},
             )
         forked.run_forked(
             function,

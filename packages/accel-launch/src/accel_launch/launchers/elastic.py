@@ -193,22 +193,18 @@ def rendezvous_of(settings: Settings, layout: ProcessLayout) -> RendezvousHandle
     # https://docs.pytorch.org/docs/stable/elastic/rendezvous.html
     if layout.fewest_machines != layout.machines and not settings.is_set("rdzv_backend"):
         backend = "c10d"
-    configuration.setdefault("rank", layout.machine_rank)
     host, port = str(settings["main_process_ip"]), int(settings["main_process_port"])
     own = layout.machine_rank == 0 and (backend == "static" or settings.is_set("machine_rank"))
     if backend in ("static", "c10d") and (own or layout.machine_rank > 0):
         seconds = float(configuration.get("timeout", 300))
         pods = "KUBERNETES_SERVICE_HOST" in settings.inherited
         check_main_machine(host, port, own=own, seconds=seconds, named_later=pods)
-    if backend == "c10d" and settings.is_set("machine_rank"):
-        # Without it, torch guesses from names and addresses of this machine whether the store belongs here.
-        configuration.setdefault("is_host", str(layout.machine_rank == 0))
-    configuration.setdefault("timeout", 900)  # seconds that machines may start apart
     return machines_rendezvous(
         backend,
         f"{host}:{port}",
         str(settings["rdzv_id"] or "accel"),
         (layout.fewest_machines, layout.machines),
         own_address(host, port),
+        layout.machine_rank if backend == "static" or settings.is_set("machine_rank") else None,
         configuration,
     )

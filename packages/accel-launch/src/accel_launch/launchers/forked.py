@@ -40,16 +40,17 @@ def _run(function: Callable[..., Any], *args: object) -> Any:
     return record(function)(*args)
 
 
-def first_exception(files: Mapping[int, Path]) -> tuple[int, str] | None:
-    """Return the rank that raised first, by torch's error files, and its traceback; None where none raised.
+def first_exception(files: Mapping[int, Path]) -> str:
+    """Return which rank raised first, by torch's error files, with its traceback; nothing where none raised.
 
     torch itself tells about one rank that failed, and that is often one whose partner was gone.
     """
     raised = {rank: file.stat().st_mtime_ns for rank, file in files.items() if file.exists()}
     for rank in sorted(raised, key=raised.__getitem__):
         with contextlib.suppress(ValueError):  # a rank may be stopped while it writes
-            return rank, str(json.loads(files[rank].read_text())["message"]["extraInfo"]["py_callstack"])
-    return None
+            stack = json.loads(files[rank].read_text())["message"]["extraInfo"]["py_callstack"]
+            return f"Rank {rank} failed first, with an exception:\n{stack}"
+    return ""
 
 
 class _ForkedAgent(LocalElasticAgent):
@@ -58,14 +59,13 @@ class _ForkedAgent(LocalElasticAgent):
     def __init__(self, spec: WorkerSpec, folder: str, prefix: str | None) -> None:
         super().__init__(spec, DefaultLogsSpecs(folder), start_method="fork", log_line_prefix_template=prefix)
 
-    def first_exception(self) -> tuple[int, str] | None:
-        """Return the rank that raised first in the last attempt, and its traceback; None where none raised."""
+    def first_exception(self) -> str:
+        """Return which rank raised first in the last attempt, with its traceback; nothing where none raised."""
         files = self._pcontext.error_files if self._pcontext is not None else {}
         return first_exception({each.global_rank: Path(files[each.local_rank]) for each in self._worker_group.workers})
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        raised = self.first_exception()
-        cause = "a rank failed" if raised is None else f"rank {raised[0]} failed first, with an exception:\n{raised[1]}"
+        cause = self.first_exception() or "A rank failed."
         attempt = worker_group.spec.max_restarts - self._remaining_restarts
         say(f"accel: {cause}\nAll ranks start again (restart {attempt} of {worker_group.spec.max_restarts}).")
         super()._restart_workers(worker_group)
@@ -104,13 +104,6 @@ def run_forked(
             leave(rendezvous)
             signals.restore()  # torch takes them over when it starts processes, and a notebook goes on after the call
         if result is not None and result.is_failed():
-            raise _rank_error(agent.first_exception(), result.failures)
-
-
-def _rank_error(raised: tuple[int, str] | None, failures: dict[int, ProcessFailure]) -> NotebookRankError:
-    if raised is not None:
-        return NotebookRankError(f"Rank {raised[0]} failed first, with an exception:\n{raised[1]}", failures)
-    rank, failure = min(failures.items(), key=lambda item: item[1].timestamp)
-    return NotebookRankError(
-        f"Rank {rank} failed first, with exit code {failure.exitcode}: {failure.message}", failures
-    )
+            rank, failure = min(result.failures.items(), key=lambda item: item[1].timestamp)
+            how = f"Rank {rank} failed first, with exit code {failure.exitcode}: {failure.message}"
+            raise NotebookRankError(agent.first_exception() or how, result.failures)

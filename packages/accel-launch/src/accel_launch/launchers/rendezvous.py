@@ -124,14 +124,20 @@ def machines_rendezvous(
     run_id: str,
     machines: tuple[int, int],
     address: str | None,
-    configuration: Mapping[str, Any],
+    machine: int | None,
+    more: Mapping[str, Any],
 ) -> RendezvousHandler:
-    """Return the meeting point of several machines: of those that know their numbers, or torch's own."""
+    """Return the meeting point of several machines: of those that know their numbers, or torch's own.
+
+    Without the number of this machine, torch guesses from its names and addresses whether the store belongs here.
+    """
     fewest, most = machines
+    numbered = {} if machine is None else {"rank": machine, "is_host": str(machine == 0)}
+    configuration = {"timeout": 900, **numbered, **more}  # seconds that machines may start apart
     if backend == "static":
         host, _, port = endpoint.rpartition(":")
         seconds = int(float(configuration["timeout"]))
-        return NumberedMachines(host, int(port), int(configuration["rank"]), most, run_id, seconds)
+        return NumberedMachines(host, int(port), int(configuration.get("rank", 0)), most, run_id, seconds)
     write("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # rank 0 then has a new store in every round
     found: RendezvousHandler = rendezvous_registry.get_rendezvous_handler(
         RendezvousParameters(backend, endpoint, run_id, fewest, most, address, **configuration)

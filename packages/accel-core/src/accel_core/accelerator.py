@@ -1281,9 +1281,7 @@ class Accelerator(FunctionControl):
             >>> folder = accelerator.save_state("noted")
             >>> handle.remove()
         """
-        handle = RemovableHandle(self._runtime.save_state_pre_hooks)
-        self._runtime.save_state_pre_hooks[handle.id] = hook
-        return handle
+        return _registered(self._runtime.save_state_pre_hooks, hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call `hook(models, input_dir)` before `load_state` loads weights; it may change the list.
@@ -1301,9 +1299,7 @@ class Accelerator(FunctionControl):
             loading
             >>> handle.remove()
         """
-        handle = RemovableHandle(self._runtime.load_state_pre_hooks)
-        self._runtime.load_state_pre_hooks[handle.id] = hook
-        return handle
+        return _registered(self._runtime.load_state_pre_hooks, hook)
 
     log_with = PassedOn[list[Any]]("_runtime.hub.log_with", "What `init_trackers` starts.")
 
@@ -1398,6 +1394,12 @@ class Accelerator(FunctionControl):
 
     def __repr__(self) -> str:
         return f"Accelerator({self.num_processes} × {self.device}, {self.mixed_precision}, {self.distributed_type})"
+
+
+def _registered(hooks: dict[int, Callable[..., None]], hook: Callable[..., None]) -> RemovableHandle:
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    return handle
 
 
 def _listed(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:

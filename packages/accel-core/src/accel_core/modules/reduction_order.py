@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_core._torch import ddp_figures, has_gradient_hooks
+from accel_core.modules.unwrap import ddp_of, trained_by_ddp
 
 _restored: MutableMapping[DistributedDataParallel, list[int]] = WeakKeyDictionary()
 """Orders that wrappers had in a checkpoint, and that `follow` gives them; empty once it did."""
@@ -60,27 +61,22 @@ def _order_of(wrapper: DistributedDataParallel) -> list[int]:
 
 def _wrapper_of(model: torch.nn.Module) -> DistributedDataParallel | None:
     """Return the wrapper of a model whose order changes after the first step and shows, on more than two ranks."""
-    model = getattr(model, "_orig_mod", model)
-    if not isinstance(model, DistributedDataParallel) or model.static_graph or model.find_unused_parameters:
+    wrapper = ddp_of(model)
+    if wrapper is None or wrapper.static_graph or wrapper.find_unused_parameters:
         return None
-    return model if dist.get_world_size(model.process_group) > 2 else None
-
-
-def _trained(wrapper: DistributedDataParallel) -> list[torch.nn.Parameter]:
-    named = [(name, each) for name, each in wrapper.module.named_parameters() if each.requires_grad]
-    return [each for name, each in named if name not in wrapper.parameters_to_ignore]
+    return wrapper if dist.get_world_size(wrapper.process_group) > 2 else None
 
 
 def _can_follow(wrapper: DistributedDataParallel, order: list[int]) -> bool:
     """Return whether nobody would take the zeros for a step, and the order is of these parameters."""
-    trained = _trained(wrapper)
+    trained = [*trained_by_ddp(wrapper.module).values()]
     sparse = any(getattr(module, "sparse", False) for module in wrapper.modules())
     fits = bool(order) and sorted(order) == list(range(len(trained)))
     return fits and not sparse and not any(map(has_gradient_hooks, trained))
 
 
 def _give_zeros(wrapper: DistributedDataParallel, order: list[int]) -> None:
-    trained = _trained(wrapper)
+    trained = [*trained_by_ddp(wrapper.module).values()]
     before = [each.grad for each in trained]
     for each in trained:
         each.grad = None

@@ -71,18 +71,17 @@ def extract_model_from_parallel(
         >>> extract_model_from_parallel(prepared) is model
         True
     """
-    compiled = model if is_compiled_module(model) else None
-    regions = model if has_compiled_regions(model) else None
-    if compiled is not None:
-        model = compiled._orig_mod
-    elif regions is not None:
-        model = regions.__dict__["_orig_mod"]
-    while _contains(model):
-        model = model.module
+    compiled: Any = None
+    regions: Any = None
+    while True:
         if is_compiled_module(model):
             compiled, model = model, model._orig_mod
         elif has_compiled_regions(model):
             regions, model = model, model.__dict__["_orig_mod"]
+        elif _contains(model):
+            model = model.module
+        else:
+            break
     if recursive:
         _unwrap_children(model)
     if not keep_fp32_wrapper:
@@ -129,3 +128,15 @@ def canonical_state_dict(model: torch.nn.Module) -> dict[str, Any]:
     """Return the model's state dict under the names that the bare model has, whatever wraps it."""
     inner = extract_model_from_parallel(model, keep_torch_compile=False)
     return {canonical_name(name): value for name, value in inner.state_dict().items()}
+
+
+def ddp_of(model: object) -> DistributedDataParallel | None:
+    """Return the DDP wrapper of a model, looking through a compiled form."""
+    model = getattr(model, "_orig_mod", model)
+    return model if isinstance(model, DistributedDataParallel) else None
+
+
+def trained_by_ddp(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters of a model that train and that DDP does not ignore, by name."""
+    left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    return {name: each for name, each in model.named_parameters() if each.requires_grad and name not in left_out}

@@ -117,13 +117,11 @@ class AcceleratedScheduler:
 
     def get_last_lr(self) -> list[float]:
         """Return the learning rates of the last step, one a parameter group."""
-        found: list[float] = self.scheduler.get_last_lr()
-        return found
+        return list(self.scheduler.get_last_lr())
 
     def get_lr(self) -> list[float]:
         """Return what the wrapped schedule computes now."""
-        found: list[float] = self.scheduler.get_lr()
-        return found
+        return list(self.scheduler.get_lr())
 
     def print_lr(self, *args: object, **kwargs: object) -> None:
         """Print the learning rate, through the wrapped schedule.

@@ -115,16 +115,10 @@ class DistributedDataParallelKwargs(KwargsHandler):
     def __post_init__(self) -> None:
         """Refuse a hook or wrapper that would later be ignored silently."""
         super().__post_init__()
-        if self.comm_hook not in DDPCommunicationHookType:
-            raise ConfigurationError(
-                f"The communication hook is not known; got {self.comm_hook!r}. "
-                f"Use one of {DDPCommunicationHookType.list()}."
-            )
-        wrappers = ("no", "fp16", "bf16")
-        if self.comm_wrapper not in DDPCommunicationHookType or self._wrapper.value not in wrappers:
-            raise ConfigurationError(
-                f"The communication wrapper is not known; got {self.comm_wrapper!r}. Use one of {list(wrappers)}."
-            )
+        hooks = ("comm_hook", self.comm_hook, DDPCommunicationHookType.list())
+        for name, value, allowed in (hooks, ("comm_wrapper", self.comm_wrapper, ["no", "fp16", "bf16"])):
+            if value not in DDPCommunicationHookType or DDPCommunicationHookType(value).value not in allowed:
+                raise ConfigurationError(f"The {name} of DDP is not known; got {value!r}. Use one of {allowed}.")
 
     @property
     def _wrapper(self) -> DDPCommunicationHookType:

@@ -228,13 +228,9 @@ class AcceleratorState(SharedState, ProcessControl):
     @property
     def deepspeed_plugin(self) -> Any:
         """The DeepSpeed plugin in use, or `None`."""
-        plugins = self.deepspeed_plugins
-        if not plugins:
-            return None
-        for plugin in plugins.values():
-            if getattr(plugin, "selected", False):
-                return plugin
-        return next(iter(plugins.values()))
+        plugins = list((self.deepspeed_plugins or {}).values())
+        selected = [plugin for plugin in plugins if getattr(plugin, "selected", False)]
+        return next(iter([*selected, *plugins]), None)
 
     def get_deepspeed_plugin(self, name: str) -> Any:
         """Return the DeepSpeed plugin that was given under `name`.

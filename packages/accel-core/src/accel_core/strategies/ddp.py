@@ -18,6 +18,7 @@ from accel_core.comm.control import in_step
 from accel_core.errors import PartView, PreparationError
 from accel_core.host import environ
 from accel_core.logging import get_logger
+from accel_core.modules.unwrap import ddp_of, trained_by_ddp
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.strategies.bundle import Bundle
@@ -65,7 +66,7 @@ class DataParallelStrategy(Strategy):
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Wrap a model that has parameters to train; the same model again gives the same wrapper."""
-        trained, known = [*_trained(model).values()], self._known.get(model)
+        trained, known = [*trained_by_ddp(model).values()], self._known.get(model)
         wrapper = None if known is None else known.wrapper()
         if known is None or wrapper is None:
             wrapper = self._wrap(model) if trained else None
@@ -82,7 +83,7 @@ class DataParallelStrategy(Strategy):
         if known is None or known.wrapper() is None:
             return
         averaged = set(map(id, known.parameters))
-        new = [name for name, each in _trained(model).items() if id(each) not in averaged]
+        new = [name for name, each in trained_by_ddp(model).items() if id(each) not in averaged]
         if new:
             raise PreparationError(
                 "DistributedDataParallel averages the gradients of the parameters that a model trained when it was "
@@ -138,11 +139,11 @@ class DataParallelStrategy(Strategy):
 
     def holds_whole(self, model: torch.nn.Module) -> bool:
         """Return whether DDP wraps the model."""
-        return _ddp_of(model) is not None
+        return ddp_of(model) is not None
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return DDP's `no_sync`, or a null context for a model that DDP does not wrap (a frozen one)."""
-        wrapper = _ddp_of(model)
+        wrapper = ddp_of(model)
         if wrapper is not None and wrapper.static_graph:  # its first pass decides which gradients come in all others
             _logger.warning_once(
                 "A static graph averages gradients in every backward pass; got a pass that leaves them apart, as in "
@@ -154,7 +155,7 @@ class DataParallelStrategy(Strategy):
     @contextmanager
     def sync_next_backward(self, model: torch.nn.Module) -> Iterator[None]:
         """Make the next backward of a model average gradients although its forward ran under `no_sync`."""
-        wrapper = _ddp_of(model)
+        wrapper = ddp_of(model)
         if wrapper is None:
             yield
             return
@@ -169,13 +170,7 @@ class DataParallelStrategy(Strategy):
 
     def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return torch's `Join` over the given models and optimizers."""
-        return Join([_ddp_of(item) or item for item in joinables], enable=True, throw_on_early_termination=False)
-
-
-def _trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters of a model that train and that DDP does not ignore, by name."""
-    left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-    return {name: each for name, each in model.named_parameters() if each.requires_grad and name not in left_out}
+        return Join([ddp_of(item) or item for item in joinables], enable=True, throw_on_early_termination=False)
 
 
 class _Known:
@@ -218,16 +213,10 @@ def _views(model: torch.nn.Module) -> dict[str, PartView]:
     buffers = [(name, each) for name, each in model.named_buffers() if name not in left_out]
     return {
         name: PartView("lazy" if is_lazy(each) else str(each.dtype).removeprefix("torch."), _shape_of(each))
-        for name, each in (*_trained(model).items(), *buffers)
+        for name, each in (*trained_by_ddp(model).items(), *buffers)
     }
 
 
 def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Return a shape; a parameter that a lazy module has not made yet has none."""
     return None if is_lazy(tensor) else tuple(tensor.shape)
-
-
-def _ddp_of(model: object) -> DistributedDataParallel | None:
-    """Return the DDP wrapper of a model, looking through a compiled form."""
-    model = getattr(model, "_orig_mod", model)
-    return model if isinstance(model, DistributedDataParallel) else None

@@ -38,18 +38,9 @@ class Choice:
 
     strategy: type[Strategy]  # its class
     plugins: tuple[Any, ...]  # its plugins, made from the environment where none was given
-    engine: Engine | None = None  # its row; `None` for a third party's strategy that has none
+    argument: str = ""  # argument of the Accelerator that takes the plugin; empty for a strategy that has none
+    flag: str = ""  # variable that tells other libraries of the engine; empty for a strategy that has none
     is_engine: bool = True  # whether it was asked for by plugin, variable or name, not just by the number of processes
-
-    @property
-    def argument(self) -> str:
-        """Argument of the Accelerator that takes the plugin; empty for a strategy that has none."""
-        return self.engine.argument if self.engine is not None else ""
-
-    @property
-    def flag(self) -> str:
-        """Variable that tells other libraries of the engine; empty for a strategy that has none."""
-        return self.engine.flag if self.engine is not None else ""
 
 
 def needs_mesh(request: Request) -> bool:
@@ -123,7 +114,7 @@ def choose(request: Request) -> Choice:
         home if isinstance(home, type) else load(home(next(iter(own), None), request.parallelism))
     )
     others = (plugin for plugin in _plugins_for(strategy, request.plugins) if all(plugin is not one for one in own))
-    return Choice(strategy, (*own, *others), row, not by_machine)
+    return Choice(strategy, (*own, *others), row.argument, row.flag, not by_machine)
 
 
 def _plugins_for(strategy: type[Strategy], given: tuple[Any, ...]) -> tuple[Any, ...]:

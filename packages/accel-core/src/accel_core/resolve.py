@@ -121,8 +121,7 @@ class Arguments:
     @property
     def plugins(self) -> dict[str, object]:
         """The plugins of engines that were given, by argument."""
-        if self.deepspeed_plugin is not None and self.deepspeed_plugins is not None:
-            raise ConfigurationError("DeepSpeed was given twice: deepspeed_plugin and deepspeed_plugins. Give one.")
+        _refuse_both("DeepSpeed", deepspeed_plugin=self.deepspeed_plugin, deepspeed_plugins=self.deepspeed_plugins)
         plugins = {name: getattr(self, name) for name in _PLUGINS} | {
             "deepspeed_plugin": self.deepspeed_plugin if self.deepspeed_plugins is None else self.deepspeed_plugins
         }
@@ -290,42 +289,38 @@ def _handlers(given: Iterable[KwargsHandler] | None) -> dict[str, Any]:
     return found
 
 
+def _refuse_both(what: str, **given: object) -> None:
+    """Refuse two arguments that say the same thing."""
+    if all(value is not None for value in given.values()):
+        raise ConfigurationError(f"{what} was given twice: by {' and '.join(given)}. Give one of them.")
+
+
 def _data(given: Arguments) -> DataLoaderConfiguration:
-    if given.split_batches is UNSET:
-        return given.dataloader_config or DataLoaderConfiguration()
-    if given.dataloader_config is not None:
-        raise ConfigurationError(
-            "split_batches was given twice: as an argument and in dataloader_config. Give it in dataloader_config only."
-        )
-    return DataLoaderConfiguration(split_batches=bool(given.split_batches))
+    split = None if given.split_batches is UNSET else bool(given.split_batches)
+    _refuse_both("Splitting batches", split_batches=split, dataloader_config=given.dataloader_config)
+    return given.dataloader_config or DataLoaderConfiguration(split_batches=bool(split))
 
 
 def _window(given: Arguments) -> GradientAccumulationPlugin:
-    steps = given.gradient_accumulation_steps
-    if given.gradient_accumulation_plugin is not None:
-        if steps != 1:
-            raise ConfigurationError(
-                f"Gradient accumulation was given twice: gradient_accumulation_steps={steps} and a plugin. Give one."
-            )
-        return given.gradient_accumulation_plugin
+    steps = None if given.gradient_accumulation_steps == 1 else given.gradient_accumulation_steps
+    plugin = given.gradient_accumulation_plugin
+    _refuse_both("Gradient accumulation", gradient_accumulation_steps=steps, gradient_accumulation_plugin=plugin)
+    if plugin is not None:
+        return plugin
     from_environment = environ.integer("ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
-    if steps != 1 and from_environment not in (None, steps):
+    if steps is not None and from_environment not in (None, steps):
         _logger.warning(
             "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=%s is not used; the script passes gradient_accumulation_steps=%s. "
             "Leave one of them out.",
             *(from_environment, steps),
         )
-    return GradientAccumulationPlugin(num_steps=steps if steps != 1 or from_environment is None else from_environment)
+    found = steps if steps is not None else from_environment
+    return GradientAccumulationPlugin(num_steps=1 if found is None else found)
 
 
 def _compilation(given: Arguments) -> TorchDynamoPlugin:
-    if given.dynamo_plugin is not None:
-        if given.dynamo_backend is not None:
-            raise ConfigurationError("Compilation was given twice: dynamo_backend and dynamo_plugin. Give one.")
-        return given.dynamo_plugin
-    if given.dynamo_backend is not None:
-        return TorchDynamoPlugin(backend=given.dynamo_backend)  # type: ignore[arg-type]
-    return TorchDynamoPlugin()
+    _refuse_both("Compilation", dynamo_backend=given.dynamo_backend, dynamo_plugin=given.dynamo_plugin)
+    return given.dynamo_plugin or TorchDynamoPlugin(backend=given.dynamo_backend)  # type: ignore[arg-type]
 
 
 def _precision(given: Arguments, handlers: dict[str, Any], of_engine: str | None) -> PrecisionRequest:

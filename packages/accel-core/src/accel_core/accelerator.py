@@ -187,7 +187,7 @@ class Accelerator(FunctionControl):
     @property
     def autocast_handler(self) -> AutocastKwargs | None:
         """Arguments of autocast, for models prepared from here on and for `autocast` blocks."""
-        return self._runtime.handlers.get("AutocastKwargs")  # type: ignore[return-value]
+        return self._runtime.handlers.get("AutocastKwargs")
 
     @autocast_handler.setter
     def autocast_handler(self, handler: AutocastKwargs | None) -> None:
@@ -197,7 +197,7 @@ class Accelerator(FunctionControl):
     @property
     def ddp_handler(self) -> DistributedDataParallelKwargs | None:
         """Arguments of `DistributedDataParallel`, for models prepared from here on."""
-        return self._runtime.handlers.get("DistributedDataParallelKwargs")  # type: ignore[return-value]
+        return self._runtime.handlers.get("DistributedDataParallelKwargs")
 
     @ddp_handler.setter
     def ddp_handler(self, handler: DistributedDataParallelKwargs | None) -> None:

@@ -67,13 +67,13 @@ class Runtime:
     accumulation: Accumulation  # the accumulation window
     project: ProjectConfiguration  # where files go
     hub: TrackerHub  # the trackers
-    handlers: dict[str, KwargsHandler]  # the keyword handlers that the user passed, by type name
+    handlers: dict[str, Any]  # the keyword handlers that the user passed, by type name
     rng_types: list[Any]  # generators that are made equal on all ranks at the start of each epoch
     step_scheduler_with_optimizer: bool  # whether schedules move with their optimizers
     has_trained: bool = False  # whether a backward pass has begun
     models: list[Any] = field(default_factory=list)  # prepared models, and so on for the other lists
-    optimizers: list[Any] = field(default_factory=list)
-    schedulers: list[Any] = field(default_factory=list)
+    optimizers: list[AcceleratedOptimizer] = field(default_factory=list)
+    schedulers: list[AcceleratedScheduler] = field(default_factory=list)
     dataloaders: list[Any] = field(default_factory=list)
     custom_objects: list[Any] = field(default_factory=list)
     averages: list[ModelAverage] = field(default_factory=list)  # which the prepared optimizers update
@@ -213,7 +213,7 @@ class Runtime:
             return self._joined(optimizer)
         for kept in self.optimizers:
             if kept.optimizer is optimizer:
-                return kept  # type: ignore[no-any-return]
+                return kept
         self.strategy.rebind([optimizer])
         wrapper = AcceleratedOptimizer(
             optimizer,
@@ -236,7 +236,7 @@ class Runtime:
             return _once(self.schedulers, scheduler)
         for kept in self.schedulers:
             if kept.scheduler is scheduler:
-                return kept  # type: ignore[no-any-return]
+                return kept
         moved = getattr(scheduler, "optimizer", None)
         own = [kept for kept in self.optimizers if moved is not None and (kept is moved or kept.optimizer is moved)]
         wrapped = AcceleratedScheduler(
@@ -311,7 +311,7 @@ class Runtime:
             average.refuse_applied("save_state() or load_state()")
         if self.scaler is not None:
             scalers.adapt(self.scaler)
-        states = [average.state for average in self.averages]
+        states: list[Any] = [average.state for average in self.averages]
         return replace(self, optimizers=[*self.optimizers, *states]) if states else self
 
     def save_state(self, output_dir: str | os.PathLike[str] | None, **arguments: Any) -> Path | background.Handle:
@@ -421,7 +421,7 @@ class Runtime:
         source = told.index(max(told))
         if min(told) == max(told):
             return
-        parts = [*self.optimizers, *self.schedulers, *(each.state for each in self.averages)]
+        parts: list[Any] = [*self.optimizers, *self.schedulers, *(each.state for each in self.averages)]
         parts += [] if self.scaler is None else [self.scaler]
         states: Any = None
         if self.world.rank == source:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from accel_core._torch import call_hooks
 from accel_core.errors import DataError, PreparationError, StateError
-from accel_core.mesh.tensor import is_spread
+from accel_core.mesh.tensor import is_spread, local_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ def _computed(
     start, group = 0, cast("dist.ProcessGroup | None", None)
     if is_spread(weight):
         start, group = _place(weight)
-        weight, bias = (None if each is None else cast(Any, each).to_local() for each in (weight, bias))  # type: ignore[assignment]
+        weight, bias = local_part(weight), None if bias is None else local_part(bias)
     size = chunk or max(LEAST, rows.numel() // max(1, len(weight)))
     if torch.is_autocast_enabled(rows.device.type):
         rows, weight = (each.to(torch.get_autocast_dtype(rows.device.type)) for each in (rows, weight))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, MissingDependencyError
@@ -115,7 +115,7 @@ class TERecipeKwargs(_Recipe):
             forward, inputs, weights = (option_named(Fp8Options, field).read() for field in _OVERRIDES)
             self.override_linear_precision = (forward, inputs, weights)
         if self.fp8_format is not None:
-            self.fp8_format = str(self.fp8_format).upper()  # type: ignore[assignment]
+            self.fp8_format = cast(Any, str(self.fp8_format).upper())
         fill(self, Fp8Options, *(each.name for each in fields(TERecipeKwargs) if each.name != _OVERRIDDEN))
 
 
@@ -174,7 +174,7 @@ class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
             raise ConfigurationError(
                 f"FP8RecipeKwargs holds no recipe of this library; got backend={backend!r}. Use one of {list(recipes)}."
             )
-        self.backend = backend  # type: ignore[assignment]
+        self.backend = cast(Any, backend)
         recipes[backend].__post_init__(self)
 
     def _unset(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -52,6 +52,12 @@ class KwargsHandler:
     def _unset(self) -> dict[str, Any]:
         """Return every field with the value it has when neither code nor environment sets it."""
         return type(self)().to_dict()
+
+
+def in_use(plugins: Iterable[Any]) -> Any:
+    """Return the plugin that is in use: of several, the one that is selected, or the first; `None` where none is."""
+    given = list(plugins)
+    return next((plugin for plugin in given if getattr(plugin, "selected", False)), next(iter(given), None))
 
 
 @record

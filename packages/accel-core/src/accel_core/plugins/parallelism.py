@@ -204,7 +204,7 @@ class ParallelismConfig:
         for axis, size in self.sizes.items():
             if size < 1:
                 raise ConfigurationError(f"An axis of the mesh holds at least one rank; got {axis}_size={size}. Use 1.")
-        if self.cp_size > 1 and self.sp_size > 1:  # type: ignore[operator]
+        if self.cp_enabled and self.sp_enabled:
             raise ConfigurationError(
                 "Context and sequence parallelism both split the sequence and exclude each other; got "
                 f"cp_size={self.cp_size} and sp_size={self.sp_size}. Set one of them to 1."

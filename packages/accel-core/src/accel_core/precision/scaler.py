@@ -23,12 +23,17 @@ def get_grad_scaler(distributed_type: DistributedType | None = None, **kwargs: A
     return torch.amp.GradScaler(device or world.ensure().device.type, **kwargs)
 
 
+def _states(scaler: torch.amp.GradScaler) -> dict[int, dict[str, Any]]:
+    """Return what a scaler knows of optimizers since their last step; one that is switched off knows nothing."""
+    return scaler._per_optimizer_states if scaler.is_enabled() else {}
+
+
 def adapt(scaler: torch.amp.GradScaler, optimizers: Iterable[torch.optim.Optimizer] = ()) -> None:
     """Adapt the scale to the steps since it last was; given optimizers, once all of them have stepped.
 
     Until then gradients of the others are multiplied by the scale as it is, and may be divided by it already.
     """
-    states = getattr(scaler, "_per_optimizer_states", {})  # one that is switched off has none
+    states = _states(scaler)
     stepped = {key for key, state in states.items() if state["stage"].value == _STEPPED}
     if stepped and stepped.issuperset(map(id, optimizers)):
         scaler.update()
@@ -37,16 +42,14 @@ def adapt(scaler: torch.amp.GradScaler, optimizers: Iterable[torch.optim.Optimiz
 @torch.no_grad()
 def begin(scaler: torch.amp.GradScaler, optimizers: Iterable[torch.optim.Optimizer], *, adapts: bool) -> None:
     """Make ready for a loss: its gradients are added to ones that have the scale, or have it again."""
-    states = getattr(scaler, "_per_optimizer_states", None)
-    if not states:
-        return
+    states = _states(scaler)
     unscaled = [each for each in optimizers if id(each) in states and states[id(each)]["stage"].value == _UNSCALED]
     if adapts and unscaled:  # a step that its loop left out counts too
         scaler.update()
     elif adapts:
         adapt(scaler)
     for optimizer in unscaled:
-        scaler._per_optimizer_states.pop(id(optimizer), None)
+        states.pop(id(optimizer))
         scale = scaler.get_scale()
         for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
             if parameter.grad is not None:
@@ -56,7 +59,7 @@ def begin(scaler: torch.amp.GradScaler, optimizers: Iterable[torch.optim.Optimiz
 def forget(scaler: torch.amp.GradScaler) -> None:
     """Adapt the scale, and forget the optimizers: others may get their identities."""
     adapt(scaler)
-    getattr(scaler, "_per_optimizer_states", {}).clear()
+    _states(scaler).clear()
 
 
 def unscale(scaler: torch.amp.GradScaler, optimizers: Iterable[torch.optim.Optimizer]) -> None:

@@ -8,6 +8,7 @@ from accel_core._records import record
 from accel_core.errors import ConfigurationError, StateError
 from accel_core.host import environ
 from accel_core.options.enums import OTHER_NAMES, PRECISIONS, DistributedType, PrecisionType, meant
+from accel_core.plugins.handlers import in_use
 from accel_core.process.world import World, current
 from accel_core.state.process import PartialState
 from accel_core.state.process_control import ProcessControl, SharedState
@@ -187,9 +188,8 @@ class AcceleratorState(SharedState, ProcessControl):
         self.distributed_type = label
         PartialState._shared_state.update(distributed_type=label, backend=self.backend)
         ProcessControl._mains = mains
-        plugins = list((self.deepspeed_plugins or {}).values())
-        if plugins and not any(getattr(plugin, "selected", False) for plugin in plugins):
-            plugins[0].select(_from_accelerator_state=True)
+        if self.deepspeed_plugins and not self.deepspeed_plugin.selected:
+            self.deepspeed_plugin.select(_from_accelerator_state=True)
 
     def __repr__(self) -> str:
         text = repr(PartialState()) + f"Mixed precision type: {self.mixed_precision}\n"
@@ -228,9 +228,7 @@ class AcceleratorState(SharedState, ProcessControl):
     @property
     def deepspeed_plugin(self) -> Any:
         """The DeepSpeed plugin in use, or `None`."""
-        plugins = list((self.deepspeed_plugins or {}).values())
-        selected = [plugin for plugin in plugins if getattr(plugin, "selected", False)]
-        return next(iter([*selected, *plugins]), None)
+        return in_use((self.deepspeed_plugins or {}).values())
 
     def get_deepspeed_plugin(self, name: str) -> Any:
         """Return the DeepSpeed plugin that was given under `name`.

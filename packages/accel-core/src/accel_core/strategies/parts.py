@@ -13,7 +13,7 @@ from accel_core.optim.optimizer import AcceleratedOptimizer
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.options.enums import PRECISIONS
 from accel_core.plugins.compilation import TorchDynamoPlugin
-from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler
+from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs, KwargsHandler, in_use
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
@@ -119,8 +119,7 @@ class Parts:
     @property
     def plugin(self) -> Any:
         """The strategy's own plugin: of several, the one that is selected; `None` where there is none."""
-        selected = [plugin for plugin in self.plugins if getattr(plugin, "selected", False)]
-        return next(iter([*selected, *self.plugins]), None)
+        return in_use(self.plugins)
 
 
 class Kit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import deque
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -15,7 +15,7 @@ _DEEPEST = 20
 
 def snapshot(value: _T) -> _T:
     """Copy what may change: tensors, arrays and the containers that hold them."""
-    return _copied(value, depth=0)  # type: ignore[return-value]
+    return cast(_T, _copied(value, depth=0))
 
 
 def _copied(value: object, depth: int) -> object:
@@ -30,7 +30,7 @@ def _copied(value: object, depth: int) -> object:
         if isinstance(value, dict | set | deque | bytearray) or dataclasses.is_dataclass(kind):
             return _of_its_class(value, depth)
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-        return value.copy()  # type: ignore[attr-defined]
+        return copy.copy(value)
     return value
 
 

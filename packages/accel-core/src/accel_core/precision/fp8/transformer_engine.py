@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable
 from types import MethodType, ModuleType
 from typing import Any, TypeVar
@@ -25,9 +26,7 @@ def _engine() -> ModuleType:
             "fp8 through Transformer Engine needs the library transformer_engine, which is not installed. "
             "Run `pip install transformer-engine[pytorch]`, or use the torchao backend."
         )
-    import transformer_engine.pytorch as te
-
-    return te  # type: ignore[no-any-return]
+    return importlib.import_module("transformer_engine.pytorch")
 
 
 def has_transformer_engine_layers(model: torch.nn.Module) -> bool:

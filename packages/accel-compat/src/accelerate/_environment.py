@@ -21,7 +21,8 @@ _logger = logging.getLogger(__name__)
 
 def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
     """Return the first variable of `env_keys` that holds a number of zero or more, else `default`."""
-    return environ.first_integer(env_keys, default)
+    found = (environ.integer(name, -1) for name in env_keys)
+    return next((value for value in found if value is not None and value >= 0), default)
 
 
 def parse_flag_from_env(key: str, default: bool = False) -> bool:

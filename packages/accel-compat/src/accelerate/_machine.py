@@ -12,6 +12,7 @@ from accel_core._records import record
 from accel_core.errors import DeviceUnavailableError
 from accel_core.host import availability, environ
 from accelerate import _availability
+from accelerate._environment import get_int_from_env
 
 USUAL_PORT = 29500
 
@@ -59,10 +60,10 @@ class CPUInformation:
 def get_cpu_distributed_information() -> CPUInformation:
     """Read this process's place from the variables of torchrun, MPI or PMI."""
     return CPUInformation(
-        rank=environ.first_integer(_RANK_VARIABLES["rank"], 0),
-        world_size=environ.first_integer(_RANK_VARIABLES["world_size"], 1),
-        local_rank=environ.first_integer(_RANK_VARIABLES["local_rank"], 0),
-        local_world_size=environ.first_integer(_RANK_VARIABLES["local_world_size"], 1),
+        rank=get_int_from_env(_RANK_VARIABLES["rank"], 0),
+        world_size=get_int_from_env(_RANK_VARIABLES["world_size"], 1),
+        local_rank=get_int_from_env(_RANK_VARIABLES["local_rank"], 0),
+        local_world_size=get_int_from_env(_RANK_VARIABLES["local_world_size"], 1),
     )
 
 

@@ -11,8 +11,8 @@ from accelerate import _environment as environment
 
 def test_variables_are_read() -> None:
     """The first number that is set counts; a flag is truth; a choice is text as it stands."""
-    with patch_environment(PMI_SIZE=4, SURELY_SET="Yes"):
-        assert environment.get_int_from_env(["SURELY_UNSET", "PMI_SIZE"], 1) == 4
+    with patch_environment(PMI_SIZE=4, SURELY_SET="Yes", SURELY_TOO=2):
+        assert environment.get_int_from_env(["SURELY_UNSET", "PMI_SIZE", "SURELY_TOO"], 1) == 4
         assert environment.parse_flag_from_env("SURELY_SET")
         assert environment.parse_choice_from_env("SURELY_SET") == "Yes"
     assert environment.get_int_from_env(["SURELY_UNSET"], 7) == 7

@@ -65,15 +65,6 @@ def integer(name: str, default: int | None = None) -> int | None:
         ) from None
 
 
-def first_integer(names: Iterable[str], default: int) -> int:
-    """Return the first of `names` that is set to a number of zero or more, else `default`."""
-    for name in names:
-        value = integer(name, -1)
-        if value is not None and value >= 0:
-            return value
-    return default
-
-
 def choice(name: str, allowed: Iterable[str], default: str) -> str:
     """Return the variable in lower case, checked against `allowed`, or `default` where it is not set or empty."""
     value = (os.environ.get(name) or default).lower()

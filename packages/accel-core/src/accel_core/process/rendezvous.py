@@ -72,15 +72,9 @@ def locate() -> ProcessEnv:
         rank, size, local_rank = runtime.global_ordinal(), runtime.world_size(), runtime.local_ordinal()
         return _checked("xla", rank, size, local_rank, started_by_xla, "torch_xla.runtime.world_size()")
     if environ.integer("SLURM_STEP_ID") is not None and environ.integer("SLURM_PROCID") is not None:
+        rank, local_rank = environ.integer("SLURM_PROCID", 0) or 0, environ.integer("SLURM_LOCALID")
         size = environ.integer("SLURM_STEP_NUM_TASKS") or environ.integer("SLURM_NTASKS") or 1
-        return _checked(
-            "slurm",
-            environ.integer("SLURM_PROCID") or 0,
-            size,
-            environ.integer("SLURM_LOCALID"),
-            _slurm_local_size(),
-            "SLURM_STEP_NUM_TASKS",
-        )
+        return _checked("slurm", rank, size, local_rank, _slurm_local_size(), "SLURM_STEP_NUM_TASKS")
     return ProcessEnv(0, 1, 0, 1, "alone")
 
 

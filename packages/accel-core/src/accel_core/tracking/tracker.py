@@ -133,4 +133,4 @@ def on_main_process(function: _F) -> _F:
 
 def _is_main() -> bool:
     world = current()
-    return world.is_main if world is not None else environ.first_integer(["RANK"], 0) == 0
+    return world.is_main if world is not None else environ.integer("RANK", 0) == 0

@@ -29,13 +29,6 @@ def test_number_that_is_none_names_the_variable() -> None:
         environ.integer("RANK")
 
 
-def test_first_number_of_several_names_counts() -> None:
-    """The order of names is the precedence."""
-    with environ.patch_environment(PMI_SIZE=4, WORLD_SIZE=2):
-        assert environ.first_integer(["WORLD_SIZE", "PMI_SIZE"], 1) == 2
-    assert environ.first_integer(["SURELY_UNSET_A", "SURELY_UNSET_B"], 7) == 7
-
-
 def test_patched_variables_are_put_back_after_an_error() -> None:
     """What was there is there again, and what was not is gone."""
     before = dict(os.environ)

@@ -126,7 +126,7 @@ def test_restarted_ranks_do_not_look_for_those_that_ended(tmp_path: Path, variab
     done = run(tmp_path, variables, source)
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"again{rank}").read_text() for rank in range(3)] == ["1"] * 3
-    assert "rank 1 failed first" in done.stderr
+    assert "Rank 1 failed first" in done.stderr
     assert "ValueError: only once" in done.stderr
 
 

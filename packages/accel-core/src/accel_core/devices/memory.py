@@ -109,9 +109,6 @@ def find_executable_batch_size(
     target = function
     batch_size = starting_batch_size
 
-    def shrink() -> int:
-        return reduce_batch_size_fn() if reduce_batch_size_fn is not None else int(batch_size * _SHRINK)
-
     @functools.wraps(target)
     def run(*args: object, **kwargs: object) -> object:
         nonlocal batch_size
@@ -124,7 +121,7 @@ def find_executable_batch_size(
                     raise
             # Outside of `except`: until there, the traceback holds what the failed call allocated.
             clear_device_cache(garbage_collection=True)
-            batch_size = shrink()
+            batch_size = int(batch_size * _SHRINK) if reduce_batch_size_fn is None else reduce_batch_size_fn()
         raise OutOfMemoryError(
             f"No executable batch size found, reached zero: `{target.__name__}` ran out of memory with every size; got "
             f"sizes from {starting_batch_size} down. Free memory, use a smaller model, or a lower precision."

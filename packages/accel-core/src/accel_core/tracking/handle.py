@@ -63,11 +63,8 @@ class TrackerHandle(GeneralTracker):
 
     def __init__(self, queue: TrackerQueue, send: Sender, deliver: Callable[[TrackerQueue], None]) -> None:
         super().__init__(_blank=True)
-        own = vars(self)  # past `__setattr__`, which sets attributes of the tracker
-        own["_queue"] = queue
-        own["_kind"] = queue.kind
-        own["_send"] = send
-        own["_deliver"] = deliver
+        # Past `__setattr__`, which sets attributes of the tracker.
+        vars(self).update(_queue=queue, _kind=queue.kind, _send=send, _deliver=deliver)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import time
@@ -108,9 +109,7 @@ class TrackerHub:
         """Let a tracker object take part from here on, in a run of its own where none is open."""
         if not self.running:
             self._open()
-        name = str(tracker.name)
-        same = sum(known.partition("#")[0] == name for known in self._queues)
-        self._add(f"{name}#{same + 1}" if same else name, tracker, {})
+        self._add(_free_name(str(tracker.name), self._queues), tracker, {})
         self._wait_for_start()
 
     @property
@@ -396,13 +395,20 @@ class TrackerHub:
 
 
 def _named(log_with: Iterable[Wanted]) -> dict[str, Wanted]:
-    """Return what was asked for by names of its own: the second of a name is `name#2`."""
+    """Return what was asked for by names of its own."""
     named: dict[str, Wanted] = {}
     for item in log_with:
-        name = _plain_name(item.name if isinstance(item, GeneralTracker) else item)
-        names = (name, *(f"{name}#{number}" for number in range(2, len(named) + 3)))
-        named[next(free for free in names if free not in named)] = item
+        named[_free_name(_plain_name(item.name if isinstance(item, GeneralTracker) else item), named)] = item
     return named
+
+
+def _free_name(name: str, taken: Iterable[str]) -> str:
+    """Return a name that no other tracker has: the second of a name is `name#2`."""
+    return next(
+        free
+        for free in itertools.chain([name], (f"{name}#{number}" for number in itertools.count(2)))
+        if free not in taken
+    )
 
 
 def _plain_name(name: str | LoggerType) -> str:

@@ -36,7 +36,7 @@ expect, so that `except ValueError` keeps working.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -307,6 +307,17 @@ def expect(fits: bool, value: object, needed: str, todo: str) -> None:
     """
     if not fits:
         raise UnsupportedTypeError(f"{needed}; got {_shown(value)}. {todo}") from None
+
+
+def expect_one_of(choices: Iterable[object], name: str, value: object, source: str = "") -> None:
+    """Refuse a value that is not one of its choices.
+
+    Raises:
+        ConfigurationError: It is none of them; the message says which there are.
+    """
+    allowed = list(choices)
+    if value not in allowed:
+        raise ConfigurationError(f"{name} is not one of its choices; got {value!r}{source}. Use one of {allowed}.")
 
 
 def expect_flags(kind: type, values: Mapping[str, object]) -> None:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect_one_of
 
 _TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
 _FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
@@ -68,9 +68,7 @@ def integer(name: str, default: int | None = None) -> int | None:
 def choice(name: str, allowed: Iterable[str], default: str) -> str:
     """Return the variable in lower case, checked against `allowed`, or `default` where it is not set or empty."""
     value = (os.environ.get(name) or default).lower()
-    words = list(allowed)
-    if value not in words:
-        raise ConfigurationError(f"Environment variable {name} cannot be {value!r}. Use one of {words}.")
+    expect_one_of(allowed, name, value)
     return value
 
 

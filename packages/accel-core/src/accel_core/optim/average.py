@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from accel_core.errors import CheckpointMismatchError, ConfigurationError, PreparationError, StateError
+from accel_core.errors import CheckpointMismatchError, ConfigurationError, PreparationError, StateError, expect_one_of
 from accel_core.mesh.tensor import local_memory, spread_over
 from accel_core.modules.unwrap import canonical_name
 
@@ -245,10 +245,7 @@ def check_settings(decay: float, every: int, device: Any, buffers: object) -> to
         )
     if every < 1:
         raise ConfigurationError(f"An average is updated every 1 or more optimizer steps; got {every!r}. Pass 1.")
-    if buffers not in ("copy", "average"):
-        raise ConfigurationError(
-            f"Buffers are the model's own or averaged; got {buffers!r}. Pass buffers='copy' or buffers='average'."
-        )
+    expect_one_of(("copy", "average"), "buffers", buffers)
     return None if device is None else torch.empty(0, device=device).device
 
 

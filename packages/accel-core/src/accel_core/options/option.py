@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect_one_of
 from accel_core.host import environ
 
 _UNSET: object = object()
@@ -92,10 +92,8 @@ class Option:
 
     def check(self, value: object, source: str) -> Any:
         """Return `value` where it is allowed, or refuse it."""
-        if self.choices and value not in self.choices:
-            raise ConfigurationError(
-                f"{self.name} is not one of its choices; got {value!r} from {source}. Use one of {list(self.choices)}."
-            )
+        if self.choices:
+            expect_one_of(self.choices, self.name, value, f" from {source}")
         return value
 
     def parse(self, text: str, source: str) -> Any:

@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import ClassVar, Literal, get_args
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect_one_of
 from accel_core.plugins.handlers import KwargsHandler
 
 ShortWindow = Literal["actual", "full"]
@@ -54,8 +54,4 @@ class GradientAccumulationPlugin(KwargsHandler):
                 "Use 1 or more."
             )
         super().__post_init__()
-        if self.short_window not in (None, *get_args(ShortWindow)):
-            raise ConfigurationError(
-                f"short_window is not one of its choices; got {self.short_window!r}. Use one of "
-                f"{list(get_args(ShortWindow))}."
-            )
+        expect_one_of((None, *get_args(ShortWindow)), "short_window", self.short_window)

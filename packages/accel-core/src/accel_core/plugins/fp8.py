@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError, MissingDependencyError
+from accel_core.errors import MissingDependencyError, expect_one_of
 from accel_core.host import availability
 from accel_core.options.engines import engines
 from accel_core.options.fp8 import Fp8Options
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 _OVERRIDDEN = "override_linear_precision"
 _OVERRIDES = ("override_fprop", "override_dgrad", "override_wgrad")
 """Options that are the three parts of that field."""
+
+
+def require_transformer_engine() -> None:
+    """Refuse to compute by Transformer Engine where it is not installed."""
+    if not availability.is_transformer_engine_available():
+        raise MissingDependencyError(
+            "fp8 through Transformer Engine needs the library transformer_engine, which is not installed. "
+            "Run `pip install transformer-engine[pytorch]`, or use torchao by AORecipeKwargs."
+        )
 
 
 class _Recipe(KwargsHandler):
@@ -106,11 +115,7 @@ class TERecipeKwargs(_Recipe):
 
     def __post_init__(self) -> None:
         """Fill what is left open from the environment, then from the defaults."""
-        if not availability.is_transformer_engine_available():
-            raise MissingDependencyError(
-                "Transformer Engine computes in 8 bits for TERecipeKwargs; it is not installed. "
-                "Run `pip install transformer-engine[pytorch]`, or use AORecipeKwargs."
-            )
+        require_transformer_engine()
         if self.override_linear_precision is None:
             forward, inputs, weights = (option_named(Fp8Options, field).read() for field in _OVERRIDES)
             self.override_linear_precision = (forward, inputs, weights)
@@ -170,10 +175,7 @@ class FP8RecipeKwargs(TERecipeKwargs, MSAMPRecipeKwargs):
         recipes = {"TE": TERecipeKwargs, "MSAMP": MSAMPRecipeKwargs}
         installed = "MSAMP" if availability.is_msamp_available() else "TE"
         backend = str(self.backend or option_named(Fp8Options, "backend").read() or installed).upper()
-        if backend not in recipes:
-            raise ConfigurationError(
-                f"FP8RecipeKwargs holds no recipe of this library; got backend={backend!r}. Use one of {list(recipes)}."
-            )
+        expect_one_of(recipes, "backend", backend)
         self.backend = cast(Any, backend)
         recipes[backend].__post_init__(self)
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError, expect_flags
+from accel_core.errors import ConfigurationError, expect_flags, expect_one_of
 from accel_core.options.enums import DDPCommunicationHookType
 
 if TYPE_CHECKING:
@@ -121,10 +121,8 @@ class DistributedDataParallelKwargs(KwargsHandler):
     def __post_init__(self) -> None:
         """Refuse a hook or wrapper that would later be ignored silently."""
         super().__post_init__()
-        hooks = ("comm_hook", self.comm_hook, DDPCommunicationHookType.list())
-        for name, value, allowed in (hooks, ("comm_wrapper", self.comm_wrapper, ["no", "fp16", "bf16"])):
-            if value not in DDPCommunicationHookType or DDPCommunicationHookType(value).value not in allowed:
-                raise ConfigurationError(f"The {name} of DDP is not known; got {value!r}. Use one of {allowed}.")
+        expect_one_of(DDPCommunicationHookType.list(), "comm_hook", str(self.comm_hook))
+        expect_one_of(("no", "fp16", "bf16"), "comm_wrapper", str(self.comm_wrapper))
 
     @property
     def _wrapper(self) -> DDPCommunicationHookType:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import ClassVar, Literal
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError, expect_flags
+from accel_core.errors import expect_flags, expect_one_of
 from accel_core.host import environ
 
 UNEVEN_ENDS = ("drop", "repeat", "empty")
@@ -64,10 +64,7 @@ class DataLoaderConfiguration:
     def __post_init__(self) -> None:
         """Refuse an unknown way of ending."""
         expect_flags(type(self), vars(self))
-        if self.uneven_end not in UNEVEN_ENDS:
-            raise ConfigurationError(
-                f"uneven_end is not one of its choices; got {self.uneven_end!r}. Use one of {list(UNEVEN_ENDS)}."
-            )
+        expect_one_of(UNEVEN_ENDS, "uneven_end", self.uneven_end)
 
     @property
     def restores_position(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import ClassVar, Literal
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError
+from accel_core.errors import expect_one_of
 from accel_core.host import environ
 from accel_core.plugins.handlers import KwargsHandler
 
@@ -43,7 +43,4 @@ class TrackerKwargs(KwargsHandler):
     drain_seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ConfigurationError(
-                f"The policy for failing trackers is unknown; got {self.policy!r}. Use one of {', '.join(POLICIES)}."
-            )
+        expect_one_of(POLICIES, "policy", self.policy)

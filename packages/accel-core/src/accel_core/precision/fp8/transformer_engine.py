@@ -10,10 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from accel_core.errors import MissingDependencyError
-from accel_core.host.availability import is_transformer_engine_available
 from accel_core.options.enums import FP8BackendType
-from accel_core.plugins.fp8 import TERecipeKwargs
+from accel_core.plugins.fp8 import TERecipeKwargs, require_transformer_engine
 from accel_core.precision.autocast import Fp8Precision
 
 _M = TypeVar("_M", bound=torch.nn.Module)
@@ -21,11 +19,7 @@ _MULTIPLE = 16
 
 
 def _engine() -> ModuleType:
-    if not is_transformer_engine_available():
-        raise MissingDependencyError(
-            "fp8 through Transformer Engine needs the library transformer_engine, which is not installed. "
-            "Run `pip install transformer-engine[pytorch]`, or use the torchao backend."
-        )
+    require_transformer_engine()
     return importlib.import_module("transformer_engine.pytorch")
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from accel_core.tracking.queues import QUEUED, TrackerQueue
 from accel_core.tracking.tracker import GeneralTracker
 
-_OWN = frozenset({"_kind", "_queued", "_real", "_send", "_queue", "_deliver", "name", "tracker"})
 _FACTS = frozenset({"fills_step", "libraries", "main_process_only", "requires_logging_directory", "starts_on_caller"})
 
 
@@ -54,7 +53,7 @@ def do_nothing(*_args: object, **_kwargs: object) -> None:
     """Take any call."""
 
 
-class TrackerHandle(GeneralTracker):
+class TrackerHandle:
     """Stands for a tracker in `accelerator.trackers`.
 
     It is an instance of the tracker's class to `isinstance`, and gives and takes all its attributes. The methods in
@@ -62,7 +61,6 @@ class TrackerHandle(GeneralTracker):
     """
 
     def __init__(self, queue: TrackerQueue, send: Sender, deliver: Callable[[TrackerQueue], None]) -> None:
-        super().__init__(_blank=True)
         # Past `__setattr__`, which sets attributes of the tracker.
         vars(self).update(_queue=queue, _kind=queue.kind, _send=send, _deliver=deliver)
 
@@ -82,10 +80,10 @@ class TrackerHandle(GeneralTracker):
         found = self._real()
         return NULL_RUN if found is None else found.tracker
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in _OWN or name.startswith("__"):
-            return super().__getattribute__(name)
-        kind = super().__getattribute__("_kind")
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        kind = vars(self)["_kind"]
         if name in QUEUED and hasattr(kind, name):
             return self._queued(name, getattr(kind, name))
         if name in _FACTS and hasattr(kind, name):

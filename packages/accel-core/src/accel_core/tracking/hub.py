@@ -307,7 +307,7 @@ class TrackerHub:
 
         queue = TrackerQueue(name, kind, make, self._on_error)
         self._queues[name] = queue
-        handle: GeneralTracker = TrackerHandle(queue, self._send, self._deliver)
+        handle: Any = TrackerHandle(queue, self._send, self._deliver)
         self._faces[name] = item if isinstance(item, GeneralTracker) else handle
         queue.start()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from accel_core.tracking.handle import NULL_RUN, NullRun, TrackerHandle, do_nothing
 from accel_core.tracking.tracker import GeneralTracker
@@ -21,4 +21,4 @@ def null_tracker(like: type[GeneralTracker] | GeneralTracker) -> GeneralTracker:
     kind = like if isinstance(like, type) else type(like)
     name = getattr(like, "name", None)
     queue: Any = _NoQueue(name if isinstance(name, str) else kind.__name__, kind)
-    return TrackerHandle(queue, do_nothing, do_nothing)
+    return cast(GeneralTracker, TrackerHandle(queue, do_nothing, do_nothing))

@@ -734,8 +734,8 @@ class Accelerator(FunctionControl):
             >>> model(input_ids=ids, labels=ids).logits is None
             True
         """
-        bare, *prepared = (self.unwrap_model(each, keep_torch_compile=False) for each in (model, *self._runtime.models))
-        is_prepared = any(each is bare for each in prepared)
+        is_prepared = self._runtime.place_of(model) is not None
+        bare = self.unwrap_model(model, keep_torch_compile=False)
         (linear_loss.apply_to_head if is_prepared else linear_loss.ask)(bare, chunk)
 
     def unscale_gradients(self, optimizer: object = None) -> None:

@@ -197,13 +197,18 @@ class Runtime:
         """Register a prepared model in place of any earlier form of the same model."""
         for extension in self.extensions:
             extension.keep_model(model)
+        linear_loss.apply_where_asked(self.strategy.unwrap(model, keep_torch_compile=False))
+        place = self.place_of(model)
+        if place is None:
+            self.models.append(model)
+        else:
+            self.models[place] = model
+
+    def place_of(self, model: torch.nn.Module) -> int | None:
+        """Return which prepared model has the same inside as a model, by its number; `None` where none has."""
         inner = self.strategy.unwrap(model, keep_torch_compile=False)
-        linear_loss.apply_where_asked(inner)
-        for index, kept in enumerate(self.models):
-            if kept is model or self.strategy.unwrap(kept, keep_torch_compile=False) is inner:
-                self.models[index] = model
-                return
-        self.models.append(model)
+        bare = (self.strategy.unwrap(kept, keep_torch_compile=False) for kept in self.models)
+        return next((place for place, kept in enumerate(bare) if kept is inner), None)
 
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, placement: bool | None = None
@@ -284,16 +289,13 @@ class Runtime:
         channel = Channel(self.world, "accelerator.ema")
         with channel.together("Making an average of weights"):
             place = check_settings(decay, every, device, buffers)
-            bare = [self.strategy.unwrap(kept, keep_torch_compile=False) for kept in self.models]
-            inner = (
-                self.strategy.unwrap(model, keep_torch_compile=False) if isinstance(model, torch.nn.Module) else None
-            )
-            if all(kept is not inner for kept in bare):
+            number = self.place_of(model) if isinstance(model, torch.nn.Module) else None
+            if number is None:
                 raise PreparationError(
                     f"An average follows a prepared model; got a {type(model).__name__} that was not prepared. Call "
                     "accelerator.prepare first, and pass the model that it returns."
                 )
-            number, averages = [kept is inner for kept in bare].index(True), buffers == "average"
+            averages = buffers == "average"
             held = partial(self.strategy.held, model, buffers=averages)
             made = ModelAverage(model, held, decay=decay, every=every, device=place, buffers=averages)
         given = channel.exchange((number, decay, every, buffers))

@@ -44,7 +44,7 @@ class Undelivered:
                 try:
                     self.path.parent.mkdir(parents=True, exist_ok=True)
                     with open(self.path, "a", encoding="utf-8") as file:
-                        file.write(json.dumps(_plain(line)) + "\n")
+                        file.write(json.dumps(line, default=_plain) + "\n")
                     self.kept[tracker] += 1
                 # The disk may be full, and a user's value may raise anything when it is read.
                 except Exception as error:
@@ -53,13 +53,11 @@ class Undelivered:
 
 
 def _plain(value: Any) -> object:
-    """Turn a value into what JSON has."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
+    """Turn a value that JSON has no form for into one that it has."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return list(value)
     if hasattr(value, "tolist") and hasattr(value, "shape"):  # a tensor or an array
-        return _plain(value.item() if math.prod(value.shape) == 1 else value.tolist())
+        return value.item() if math.prod(value.shape) == 1 else value.tolist()
     return str(value)

@@ -31,7 +31,17 @@ class LocalStorage:
     head: Manifest | None = None  # of the checkpoint that is loaded
 
     def begin(self, ranks: Ranks, identity: str, *, numbered: bool) -> None:
-        """Make the hidden folder, on the main rank first: the others see then whether their disk is another one."""
+        """Make the hidden folder, on the main rank first: the others see then whether their disk is another one.
+
+        Args:
+            ranks: Those that save.
+            identity: The id of the save, the same on all ranks.
+            numbered: Whether it is one of a series, whose folders are saved into once.
+
+        Raises:
+            ConfigurationError: There is a checkpoint already, and it is `numbered`; or nobody may write there.
+            CheckpointError: The folder cannot be made, or not every rank sees it.
+        """
         doing = f"Preparing the checkpoint {str(self.target)!r}"
         self.staging = commit.staging_of(self.target, identity)
         for makes in (self.world.is_main, self.world.is_local_main)[: 1 + self.each_node]:
@@ -59,7 +69,11 @@ class LocalStorage:
         return commit.files_in(self.staging)
 
     def commit(self, manifest: Manifest) -> None:
-        """Write the manifest, rename the hidden folder, and put its files in place."""
+        """Write the manifest, rename the hidden folder, and put its files in place.
+
+        Raises:
+            CheckpointError: It is not committed, and what was there is intact; or it is, and the error says so.
+        """
         manifest.write(self.staging)
         stale = owned_files(self.target) - commit.files_in(self.staging, links=True).keys()
         commit.publish(self.staging, self.target, stale=stale, last=[names.MANIFEST_NAME])
@@ -77,7 +91,11 @@ class LocalStorage:
         commit.prune(self.target, limit)
 
     def newest(self) -> Path:
-        """Return the one with the highest number that is complete."""
+        """Return the one with the highest number that is complete.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+        """
         series = commit.numbered(self.target)
         for target in reversed(series):
             if commit.find(target) is not None:
@@ -89,7 +107,16 @@ class LocalStorage:
         )
 
     def open(self, ranks: Ranks) -> tuple[Path, Manifest | None]:
-        """Read the manifest and the lists that it names on the main rank, and compare with what each rank sees."""
+        """Read the manifest and the lists that it names on the main rank, and compare with what each rank sees.
+
+        Returns:
+            The folder in which the checkpoint is read, and its manifest.
+
+        Raises:
+            CheckpointNotFoundError: There is none.
+            CheckpointMismatchError: Ranks see different saves.
+            CheckpointDamagedError: The manifest is damaged.
+        """
         doing = f"Opening the checkpoint {str(self.target)!r}"
         folder = commit.standing(self.target)
         with ranks.together(doing):

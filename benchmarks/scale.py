@@ -278,7 +278,7 @@ def let_others_differ(group: Any) -> None:
 
         return exchanged
 
-    control.swap = differing(control.swap)
+    control.Channel.exchange = differing(control.Channel.exchange)  # type: ignore[method-assign]
     control.Channel.gather = differing(control.Channel.gather)  # type: ignore[method-assign]
 
 

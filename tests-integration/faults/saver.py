@@ -28,9 +28,9 @@ from accel_core.checkpoint import commit
 from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.parts import FilePart
-from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
+from accel_core.comm.control import Channel
 from accel_core.mesh.tensor import local_part
 from accel_core.process import world
 from accel_parallel.checkpoint.writer import ShardPart
@@ -137,8 +137,8 @@ def watch_phases(board: mmap.mmap, rank: int, pause: float) -> None:
     wrap(FilePart, "write", "write")
     wrap(ShardPart, "write", "write")
     wrap(ShardPart, "conclude", "list")
-    wrap(Ranks, "exchange", "agree")
-    wrap(Ranks, "total", "sum")
+    wrap(Channel, "exchange", "agree")
+    wrap(Channel, "total", "sum")
     wrap(Manifest, "write", "manifest")
     wrap(commit, "_flush_tree", "flush")
     wrap(commit, "publish", "commit")

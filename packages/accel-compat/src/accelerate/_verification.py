@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from accel_core.comm.control import Channel
 from accel_core.comm.disagreement import disagreement_message
-from accel_core.comm.objects import swap
 from accel_core.comm.tree import view_of
 from accel_core.errors import RankDisagreementError, RankView
 from accel_core.process import callsite
@@ -28,7 +28,7 @@ def verify_operation(function: _F) -> _F:
             nest = kwargs["tensor"] if "tensor" in kwargs else args[0]  # as Accelerate finds it
             name = f"{function.__module__}.{function.__qualname__}"
             view = RankView(name, callsite.find(), view_of(nest))
-            views = swap(view, name, world)
+            views = Channel(world, name).exchange(view)
             if any(other.parts != view.parts for other in views):
                 raise RankDisagreementError(disagreement_message(views))
         return function(*args, **kwargs)

@@ -128,7 +128,7 @@ def test_broadcast_object_lists_of_different_lengths():
     """Lists of different lengths are refused on every rank, and stay as they were."""
     rank = ensure().rank
     mine = [0] * (rank + 1)
-    with pytest.raises(RankDisagreementError, match=r"the list: 1 objects\n.*the list: 2 objects"):
+    with pytest.raises(RankDisagreementError, match=r"the value: 1 objects\n.*the value: 2 objects"):
         objects.broadcast_object_list(mine)
     assert mine == [0] * (rank + 1)
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint.ranks import Ranks
+from accel_core.comm.control import Channel
 from accel_core.comm.objects import gather_object
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import local_part
@@ -242,19 +242,19 @@ def test_torch_reads_what_is_written_in_the_background(kind: str, tmp_path: Path
 def test_ranks_send_their_plans_again_only_when_one_changed(kind: str, tmp_path: Path) -> None:
     """Later saves write the values of now; after a change on one rank alone both agree anew, and say what is where."""
     own, planned, told = Trained(kind), list[bool](), list[bool]()
-    create, gather = DefaultSavePlanner.create_global_plan, Ranks.gather
+    create, gather = DefaultSavePlanner.create_global_plan, Channel.gather
 
     def noted(planner: DefaultSavePlanner, plans: Any) -> Any:
         planned.append(True)
         return create(planner, plans)
 
-    def gathered(ranks: Ranks, value: Any) -> Any:
+    def gathered(channel: Channel, value: Any) -> Any:
         told.append(True)
-        return gather(ranks, value)
+        return gather(channel, value)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DefaultSavePlanner, "create_global_plan", noted)
-        patch.setattr(Ranks, "gather", gathered)
+        patch.setattr(Channel, "gather", gathered)
 
         def saved(again: int) -> dict[str, Any]:
             own.train(1)

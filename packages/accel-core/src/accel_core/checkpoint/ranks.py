@@ -2,66 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
 from accel_core.checkpoint.format import Exchange
 from accel_core.comm.control import Channel
 from accel_core.comm.disagreement import listed_failures
-from accel_core.comm.transport import known_to_all, ranks_know
+from accel_core.comm.transport import Transport, known_to_all, ranks_know
 from accel_core.errors import AccelError, CheckpointError, RemoteRankError
 from accel_core.process.world import World
 
-_T = TypeVar("_T")
 ADVICE = "Remove the cause and call again; what was there before is intact."
 """What to do about a failure that changed nothing."""
 
 
-class Ranks:
-    """The ranks that save or restore together."""
-
-    def __init__(self, world: World, operation: str = "save_state or load_state", *, group_name: str = "") -> None:
-        together = dist.is_available() and dist.is_initialized()
-        self.rank = world.rank
-        self.size = world.size if together else 1
-        # Without a process group there is nobody to exchange with, whatever the environment says.
-        found = world if together else replace(world, size=1)
-        self._channel = Channel(found, operation, group_name=group_name)
-
-    def exchange(self, value: _T) -> list[_T]:
-        """Return the value of each rank, by rank; every rank calls it."""
-        with self._meeting():
-            return self._channel.exchange(value)
-
-    def broadcast(self, value: _T) -> _T:
-        """Return the value of the main rank; every rank calls it."""
-        with self._meeting():
-            return self._channel.broadcast(value)
-
-    def total(self, numbers: Sequence[int]) -> list[int]:
-        """Return the sums over all ranks of some numbers; every rank calls it, with as many."""
-        with self._meeting():
-            return self._channel.total(numbers)
-
-    def gather(self, value: _T) -> list[_T]:
-        """Return the value of each rank, by rank, on the main rank, and nothing elsewhere; every rank calls it."""
-        with self._meeting():
-            return self._channel.gather(value)
+class _Meetings(Channel):
+    """What ranks tell one another; a rank that is lost meanwhile is an error that says what to do."""
 
     @contextmanager
-    def _meeting(self) -> Iterator[None]:
+    def _participate(self) -> Iterator[Transport]:
         try:
-            yield
+            with super()._participate() as transport:
+                yield transport
         except RemoteRankError as error:
             raise RemoteRankError(
-                f"Rank {self.rank} lost another rank during a checkpoint operation; got {error} "
+                f"Rank {self.world.rank} lost another rank during a checkpoint operation; got {error} "
                 "A save that was under way may be complete or not. Start the run again: load_state takes the newest "
                 "that is complete."
             ) from error
+
+
+class Ranks:
+    """The ranks that save or restore together; each of them calls every method, equally often."""
+
+    def __init__(self, world: World, operation: str = "save_state or load_state", *, group_name: str = "") -> None:
+        # Without a process group there is nobody to exchange with, whatever the environment says.
+        together = dist.is_available() and dist.is_initialized()
+        channel = _Meetings(world if together else replace(world, size=1), operation, group_name=group_name)
+        self.rank, self.size = world.rank, channel.world.size
+        self.exchange, self.broadcast = channel.exchange, channel.broadcast
+        self.total, self.gather = channel.total, channel.gather
 
     @contextmanager
     def together(self, doing: str, advice: str = ADVICE) -> Iterator[Exchange]:

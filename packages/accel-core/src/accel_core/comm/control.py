@@ -8,19 +8,19 @@ one in a gather learn where the other is. What a thread does beside training get
 from __future__ import annotations
 
 import functools
+import io
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from accel_core.comm.disagreement import remote_message
-from accel_core.comm.objects import pickled, swap
 from accel_core.comm.transport import (
     Message,
-    Participation,
+    Transport,
     check_rank,
     digest_of,
     known_to_all,
@@ -51,16 +51,23 @@ class Channel:
         if group_name and world.size > 1:
             open_transport(world, group_name)
 
-    def _participate(self) -> Participation:
+    def _participate(self) -> AbstractContextManager[Transport]:
         return participate(self.world, self.operation, self.group_name)
 
-    def exchange(self, value: _T) -> list[_T]:
-        """Return the value that each rank brought, by rank.
+    def exchange(self, value: _T, check: Callable[[Any], None] | None = None) -> list[_T]:
+        """Return the value that each rank brought, by rank; what `check` raises reaches all of them.
 
         Raises:
             CollectiveError: It cannot be pickled; the other ranks get RemoteRankError.
         """
-        return swap(value, self.operation, self.world, group_name=self.group_name)
+        if self.world.size == 1:
+            return [value]
+        with self._participate() as transport:
+            if check is not None:
+                check(value)
+            content = _pickled(value)
+            received = transport.exchange_bytes(content, Message(nbytes=len(content)))
+        return [pickle.loads(each) for each in received]
 
     def exchange_bytes(self, content: bytes) -> list[bytes]:
         """Return the bytes of each rank, by rank: `exchange` without pickling, cheap enough for every step."""
@@ -85,7 +92,7 @@ class Channel:
         device = torch.device("cpu") if "gloo" in str(self.world.backend) else self.world.device
         failure: CollectiveError | None = None
         try:
-            mine = bytes(pickled(value))
+            mine = bytes(_pickled(value))
         except CollectiveError as error:
             failure, mine = error, b""
         received: dict[int, bytes] = {}
@@ -104,13 +111,13 @@ class Channel:
             raise RemoteRankError(remote_message(self.operation, rank, failed))
         return [value if source == rank else pickle.loads(content) for source, content in received.items()]
 
-    def broadcast(self, value: _T, source: int = 0) -> _T:
+    def broadcast(self, value: _T, source: int = 0, *, kind: str = "an object") -> _T:
         """Return the value that one rank brought.
 
         Raises:
             CollectiveError: It cannot be pickled; the other ranks get RemoteRankError.
             ConfigurationError: There is no such rank.
-            RankDisagreementError: Also where another rank has another `source`.
+            RankDisagreementError: Also where another rank has another `source`, or asks for another `kind` of value.
         """
         if self.world.size == 1:
             return value
@@ -118,8 +125,9 @@ class Channel:
         with self._participate() as transport:
             # Inside of the operation, as the pickling is: where it fails, the ranks that wait get the error.
             check_rank(source, self.world.size)
-            content = pickled(value) if mine else memoryview(b"")
-            message = Message(digest_of(str(source)), len(content), lambda: {"source": PartView(f"rank {source}")})
+            content = _pickled(value) if mine else memoryview(b"")
+            parts = {"source": PartView(f"rank {source}"), "the value": PartView(kind)}
+            message = Message(digest_of(f"{source} {kind}"), len(content), lambda: parts)
             received = transport.broadcast_bytes(content, message, source)
             result: _T = value if mine else pickle.loads(received)
         return result
@@ -133,7 +141,7 @@ class Channel:
         if self.world.size == 1:
             return [value]
         with self._participate() as transport:
-            content = pickled(value)
+            content = _pickled(value)
             return [pickle.loads(each) for each in transport.gather_bytes(content, Message(nbytes=len(content)))]
 
     def total(self, numbers: Sequence[int]) -> list[int]:
@@ -257,3 +265,20 @@ def only_when(chosen: bool, function: Callable[_P, _R]) -> Callable[_P, _R | Non
         return function(*args, **kwargs) if chosen else None
 
     return run
+
+
+def _pickled(value: object) -> memoryview:
+    """Pickle an object into memory that can be sent without a copy.
+
+    Raises:
+        CollectiveError: It cannot be pickled.
+    """
+    target = io.BytesIO()
+    try:
+        pickle.dump(value, target)
+    except Exception as failure:
+        raise CollectiveError(
+            f"An object that goes to other ranks has to be picklable; got {type(value)} and "
+            f"{type(failure).__name__}: {failure}. Send its data instead: numbers, strings, lists, dicts or tensors."
+        ) from failure
+    return target.getbuffer()

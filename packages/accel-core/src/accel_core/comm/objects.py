@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from accel_core.comm.transport import Message, check_rank, digest_of, participate
-from accel_core.errors import CollectiveError, PartView, expect
-from accel_core.process.world import World, ensure
+from accel_core.comm.control import Channel
+from accel_core.errors import expect
+from accel_core.process.world import ensure
 
 
 def gather_object(object: object) -> Any:
@@ -33,10 +31,8 @@ def gather_object(object: object) -> Any:
     world = ensure()
     if world.size == 1:
         return object
-    gathered: list[Any] = []
-    for part in swap(object, "gather_object", world, check=check_items):
-        gathered.extend(part)
-    return gathered
+    parts: list[Any] = Channel(world, "gather_object").exchange(object, check_items)
+    return [item for part in parts for item in part]
 
 
 def check_items(value: object) -> None:
@@ -70,55 +66,6 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
         >>> settings = [{"rate": 0.1}]  # on the other processes: [None]
         >>> settings = broadcast_object_list(settings)
     """
-    world = ensure()
-    if world.size == 1:
-        return object_list
-    with participate(world, f"broadcast_object_list(from_process={from_process})") as transport:
-        check_rank(from_process, world.size)
-        content = pickled(list(object_list)) if world.rank == from_process else memoryview(b"")
-        count = f"{len(object_list)} objects"
-        message = Message(digest_of(count), len(content), lambda: {"the list": PartView(count)})
-        received = transport.broadcast_bytes(content, message, from_process)
-        if world.rank != from_process:
-            object_list[:] = pickle.loads(received)
+    channel = Channel(ensure(), f"broadcast_object_list(from_process={from_process})")
+    object_list[:] = channel.broadcast(list(object_list), from_process, kind=f"{len(object_list)} objects")
     return object_list
-
-
-def swap(
-    value: object,
-    operation: str,
-    world: World,
-    check: Callable[[Any], None] | None = None,
-    *,
-    group_name: str = "",
-) -> list[Any]:
-    """Give every rank every rank's object, by rank.
-
-    Raises:
-        CollectiveError: The object cannot be pickled; the other ranks get RemoteRankError.
-    """
-    if world.size == 1:
-        return [value]
-    with participate(world, operation, group_name) as transport:
-        if check is not None:
-            check(value)
-        content = pickled(value)
-        received = transport.exchange_bytes(content, Message(nbytes=len(content)))
-    return [pickle.loads(each) for each in received]
-
-
-def pickled(value: object) -> memoryview:
-    """Pickle an object into memory that can be sent without a copy.
-
-    Raises:
-        CollectiveError: It cannot be pickled.
-    """
-    target = io.BytesIO()
-    try:
-        pickle.dump(value, target)
-    except Exception as failure:
-        raise CollectiveError(
-            f"An object that goes to other ranks has to be picklable; got {type(value)} and "
-            f"{type(failure).__name__}: {failure}. Send its data instead: numbers, strings, lists, dicts or tensors."
-        ) from failure
-    return target.getbuffer()

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from accel_core.comm.objects import swap
+from accel_core.comm.control import Channel
 from accel_core.comm.packing import check_kinds
 from accel_core.comm.transport import Message, digest_of, participate
 from accel_core.comm.tree import flatten, unflatten, view_of
@@ -121,4 +121,4 @@ def _holds(dtype: torch.dtype, value: float) -> bool:
 
 def gather_tensor_shape(tensor: torch.Tensor) -> list[torch.Size]:
     """Return the shape that each rank's tensor has, by rank; the numbers of dims may differ."""
-    return [torch.Size(sizes) for sizes in swap(tuple(tensor.shape), "gather_tensor_shape", ensure())]
+    return [torch.Size(sizes) for sizes in Channel(ensure(), "gather_tensor_shape").exchange(tuple(tensor.shape))]

@@ -11,7 +11,7 @@ import torch
 from accel_core.comm.batch import find_device, send_to_device
 from accel_core.comm.collectives import gather
 from accel_core.comm.control import Channel
-from accel_core.comm.objects import check_items, swap
+from accel_core.comm.objects import check_items
 from accel_core.comm.tree import recursively_apply, tree_leaves
 from accel_core.data.rows import count_rows, is_array, join_rows, take_rows
 from accel_core.data.shard import ShardSpec, StepCounts
@@ -51,9 +51,10 @@ def gather_for_metrics(
         whole = gather(input_data) if not use_gather_object and _all_tensors(input_data) else input_data
         return _cut_to_last_batch(whole, loader)
     counts, order = _counts_of_ranks(loader, world)
+    channel = Channel(world, "gather_for_metrics")
     if counts is not None and len(counts.readers) < world.size:
         members = [rank for rank in order if counts.rows[rank]]
-        parts = Channel(world, "gather_for_metrics").exchange_among(_to_host(input_data), members)
+        parts = channel.exchange_among(_to_host(input_data), members)
         return _to_device(_merge(parts, _chosen(counts, members)), input_data)
     if not use_gather_object and _all_tensors(input_data) and not _may_be_samples(input_data, counts, loader):
         try:
@@ -63,7 +64,7 @@ def gather_for_metrics(
                 raise
         else:
             return gathered if counts is None else drop_duplicates(gathered, counts, order)
-    parts = swap(_to_host(input_data), "gather_for_metrics", world, check=_check_rows)
+    parts = channel.exchange(_to_host(input_data), _check_rows)
     held = [_part_size(loader)] * world.size if counts is None else _chosen(counts, order)
     merged = _merge([parts[rank] for rank in order], held, as_list=use_gather_object)
     return _to_device(merged, input_data)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +13,6 @@ import torch.distributed as dist
 from accel_core.comm.transport import memory_of
 from accel_core.errors import CollectiveError, RemoteRankError
 from accel_core.process.world import World
-
-_LONGEST = struct.Struct("<Q")
-_FIRST_CAPACITY = 16 * 1024
 
 
 class _Pickler(pickle.Pickler):
@@ -44,17 +40,12 @@ class _Failed:
 
 
 class ScatterChannel:
-    """One-way channel from rank 0 to every rank.
-
-    A message goes in one collective once the size of messages is known: each rank receives as many bytes as the
-    longest message so far had; what is longer follows in a second collective, and raises that number.
-    """
+    """One-way channel from rank 0 to every rank."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         on_host = world.backend is None or "gloo" in world.backend or "mpi" in world.backend
         self._device = torch.device("cpu") if on_host else world.device
-        self._capacity = _FIRST_CAPACITY
 
     def send(self, messages: Sequence[object]) -> None:
         """Send one object to each rank; on rank 0 only.
@@ -70,14 +61,7 @@ class ScatterChannel:
         except Exception as failure:
             self.fail(failure)
             raise
-        longest, capacity = max(map(len, packed.values())), self._capacity
-        for content in packed.values():
-            _LONGEST.pack_into(content, 0, longest)
-        contents = [packed[id(message)] for message in messages]
-        self._scatter([each[:capacity] for each in contents], capacity)
-        if longest > capacity:
-            self._scatter([each[capacity:] for each in contents], longest - capacity)
-            self._capacity = longest
+        self._scatter([packed[id(message)] for message in messages])
 
     def fail(self, failure: Exception) -> None:
         """Tell the others why they get nothing: without a message they would wait until the group's timeout."""
@@ -89,12 +73,7 @@ class ScatterChannel:
         Raises:
             RemoteRankError: Rank 0 failed.
         """
-        content, capacity = self._scatter(None, self._capacity), self._capacity
-        (longest,) = _LONGEST.unpack_from(content)
-        if longest > capacity:
-            content = memoryview(bytes(content) + self._scatter(None, longest - capacity))
-            self._capacity = longest
-        message = pickle.loads(content[_LONGEST.size :])  # which ends before what fills it up
+        message = pickle.loads(self._scatter())  # which ends before what fills it up
         if isinstance(message, _Failed):
             raise RemoteRankError(
                 f"Rank 0 could not read the data that it reads for all ranks; got {message.text}. Fix the error; its "
@@ -102,21 +81,21 @@ class ScatterChannel:
             )
         return message
 
-    def _scatter(self, contents: Sequence[memoryview] | None, size: int) -> memoryview:
-        received, sent = torch.empty(size, dtype=torch.uint8, device=self._device), None
-        if contents is not None:
-            filled = [torch.zeros(size, dtype=torch.uint8, device="cpu") for _ in contents]
-            for buffer, content in zip(filled, contents, strict=True):
-                memory_of(buffer)[: len(content)] = content
-            sent = [buffer.to(self._device) for buffer in filled]
-        dist.scatter(received, sent, src=0)
+    def _scatter(self, contents: Sequence[memoryview] = ()) -> memoryview:
+        # Not by `scatter_object_list`, which needs NumPy and three collectives.
+        longest = torch.tensor([max(map(len, contents), default=0)], device=self._device)
+        dist.broadcast(longest, 0)
+        received, sent = torch.empty(int(longest), dtype=torch.uint8, device=self._device), []
+        for content in contents:
+            filled = torch.zeros(len(received), dtype=torch.uint8, device="cpu")
+            memory_of(filled)[: len(content)] = content
+            sent.append(filled.to(self._device))
+        dist.scatter(received, sent or None, src=0)
         return memory_of(received.cpu())
 
 
 def _packed(message: object) -> memoryview:
-    """Return a pickle, with room for the length of the longest one before it."""
-    target = io.BytesIO(bytes(_LONGEST.size))
-    target.seek(_LONGEST.size)
+    target = io.BytesIO()
     try:
         _Pickler(target, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
     except Exception as failure:

@@ -14,6 +14,7 @@ import torch
 
 from accel_core.errors import LaunchError
 from accel_core.host.availability import has_module
+from accel_core.host.versions import is_torch_version
 from accel_testing import requires
 from accel_testing.world import run
 from accel_verify.parallel.comparison import Finding, compare, own_draw
@@ -125,6 +126,8 @@ def test_what_sharding_may_lose_is_equal_or_refused(name: str, layout: str, tmp_
         assert (ranks.refused, ranks.steps) == (True, [])
         assert {"hooked": "hooks of 0.experts.0.weight", "factored": "torch.Adafactor"}[name] in str(ranks.note)
         return
+    if layout == "fsdp2" and is_torch_version("<", "2.13"):
+        pytest.skip("before torch 2.13 FSDP2 refuses ranks that use different experts")
     alone, ranks = recorded(tmp_path / "one", given), recorded(tmp_path / "ranks", given, requested_layout(layout))
     assert compare(alone, ranks) == []
     assert [len(run.steps) for run in (alone, ranks)] == [2, 2]

@@ -26,6 +26,7 @@ from accelerate.utils import (
     compute_module_sizes,
     find_tied_parameters,
     get_max_layer_size,
+    get_state_dict_offloaded_model,
     has_offloaded_params,
     load_state_dict,
     retie_parameters,
@@ -149,6 +150,7 @@ def test_hooks_are_attached_where_weights_are(blocks: bool) -> None:
 def test_module_is_aligned_for_a_block() -> None:
     """Inside the block weights are on the device, offloaded or not; after it they are where they were."""
     model = cpu_offload(_model(), execution_device=CPU)
+    assert torch.equal(get_state_dict_offloaded_model(model)["head.weight"], _model().head.weight)
     with align_module_device(model.head, execution_device=CPU):
         assert torch.equal(model.head.weight, _model().head.weight)
     assert model.head.weight.device.type == "meta"

@@ -43,22 +43,6 @@ def test_scalars_and_text_through_the_hub(tmp_path):
     assert written.read_text() == 'dtype: "torch.bfloat16"\nlr: 0.5\nnested: {"sizes": [1, 2]}\nnone: null\n'
 
 
-def test_hyperparameters(tmp_path):
-    """The flat configuration is stored where TensorBoard looks for hyperparameters: a folder of the session's own."""
-    from tensorboard.plugins.hparams import plugin_data_pb2
-
-    tracker = TensorBoardTracker("run", tmp_path)
-    tracker.start()
-    tracker.store_init_configuration({"lr": 0.5, "model": {"name": "small"}, "flag": True})
-    tracker.finish()
-    (session,) = (tmp_path / "run").glob("*/hparams.yml")
-    content = _read(session.parent).SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    stored = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
-    assert stored["lr"].number_value == 0.5
-    assert stored["model.name"].string_value == "small"
-    assert stored["flag"].number_value == 1
-
-
 def test_hyperparameters_are_in_a_file_too(tmp_path):
     """`hparams.yml` lies where Accelerate writes it, and any reader of YAML gets the table back."""
     yaml = pytest.importorskip("yaml")
@@ -77,22 +61,6 @@ def test_hyperparameters_are_in_a_file_too(tmp_path):
     assert written == yaml.dump(simple)
 
 
-def test_images(tmp_path):
-    """An image comes back pixel by pixel."""
-    import io
-
-    from PIL import Image
-
-    pixels = np.random.default_rng(0).integers(0, 255, (1, 5, 7, 3), dtype=np.uint8)
-    hub = TrackerHub("tensorboard", tmp_path)
-    hub.init("project")
-    hub.get("tensorboard").log_images({"picture": pixels}, step=3, dataformats="NHWC")
-    hub.finish()
-    (event,) = _read(tmp_path / "project").Images("picture")
-    assert event.step == 3
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(event.encoded_image_string))), pixels[0])
-
-
 def test_several_curves(tmp_path):
     """A mapping of numbers becomes one chart with a curve for each."""
     hub = TrackerHub("tensorboard", tmp_path)
@@ -105,27 +73,6 @@ def test_several_curves(tmp_path):
         if folder.is_dir()
     }
     assert found == {"loss_train": [1.0], "loss_test": [2.0]}
-
-
-@world(1)
-def test_resume_continues_the_curve(tmp_path):
-    """A resumed run replaces what was logged after its checkpoint and goes on in the same folder."""
-    hub = TrackerHub("tensorboard", tmp_path)
-    hub.init("project")
-    for step in range(4):
-        hub.log({"loss": float(step)}, step=step)
-    state = hub.state_dict()
-    for step in range(4, 7):
-        hub.log({"loss": -1.0}, step=step)
-    hub.finish()
-    resumed = TrackerHub("tensorboard", tmp_path)
-    resumed.init("project")
-    resumed.load_state_dict(state)
-    for step in range(4, 8):
-        resumed.log({"loss": float(step)}, step=step)
-    resumed.finish()
-    curve = [(event.step, event.value) for event in _read(tmp_path / "project").Scalars("loss")]
-    assert curve == [(step, float(step)) for step in range(8)]
 
 
 def test_writer_is_given(tmp_path):

@@ -1,12 +1,9 @@
 """What the documentation says of utilities, on one process, where the tests of the engine do not show it."""
 
-from pathlib import Path
-
 import pytest
 from torch import nn
 
 from accelerate import Accelerator, DistributedDataParallelKwargs, GradScalerKwargs, utils
-from accelerate.commands.config.default import write_basic_config
 
 
 def test_handlers_reach_what_they_are_for(fresh_state: None) -> None:
@@ -17,17 +14,6 @@ def test_handlers_reach_what_they_are_for(fresh_state: None) -> None:
     assert accelerator.ddp_handler.static_graph
     with pytest.raises(ValueError, match=r"GradScalerKwargs"):
         Accelerator(kwargs_handlers=[scaler, GradScalerKwargs()])
-
-
-@pytest.mark.parametrize("mixed_precision", ["no", "fp16", "bf16"])
-def test_basic_configuration_is_written(mixed_precision: str, tmp_path: Path) -> None:
-    """A file for this machine is written where there is none, and left alone where there is one."""
-    path = tmp_path / "default_config.yaml"
-    assert write_basic_config(mixed_precision=mixed_precision, save_location=str(path)) == path
-    text = path.read_text()
-    assert f"mixed_precision: '{mixed_precision}'" in text or f"mixed_precision: {mixed_precision}" in text
-    assert write_basic_config(save_location=str(path)) is False
-    assert path.read_text() == text
 
 
 def test_models_come_out_of_containers() -> None:

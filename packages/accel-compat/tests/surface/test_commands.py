@@ -52,7 +52,7 @@ def parser_of(words: list[str]) -> Any:
 
 @pytest.mark.parametrize("place", OPTIONS)
 def test_option_of_the_original_is_here(place: str) -> None:
-    """Flags, destination, default, choices and number of values are the original's, or the difference is listed.
+    """Flags in both spellings, destination, default, choices and number of values are the original's, or listed.
 
     Where the original takes any text and finds out later, accel may name the choices. An option of an engine whose
     package is not installed names the package.
@@ -69,7 +69,7 @@ def test_option_of_the_original_is_here(place: str) -> None:
     action = next((action for action in parser._actions if action.dest == option["dest"]), None)
     known = {flag: action for action in parser._actions for flag in action.option_strings}
     if option["flags"][0].startswith("-"):
-        assert set(option["flags"]) <= known.keys()
+        assert {*option["flags"], *(flag.replace("_", "-") for flag in option["flags"])} <= known.keys()
         action = known[option["flags"][0]]
     assert action is not None
     assert action.dest == option["dest"]

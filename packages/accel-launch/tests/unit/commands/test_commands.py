@@ -571,30 +571,3 @@ def test_accumulation_of_the_environment_is_known(
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     assert cli.main(["launch", "--dry-run", "--cpu", "--num-processes", "2", "s.py"]) == 0
     assert "x 2 data-parallel processes x 4 accumulated" in capsys.readouterr().out
-
-
-ORIGINAL = {
-    "config": ["--config_file=c"],
-    "config default": ["--config_file=c", "--mixed_precision=fp16"],
-    "config update": ["--config_file=c"],
-    "env": ["--config_file=c"],
-    "test": ["--config_file=c"],
-    "tpu-config": [
-        *["--config_file=c", "--tpu_name=n", "--tpu_zone=z", "--use_alpha", "--command_file=f", "--command=a"],
-        *["--install_accelerate", "--accelerate_version=1", "--debug"],
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("command", "word"), [(command, word) for command, words in ORIGINAL.items() for word in words]
-)
-def test_options_of_the_original_are_accepted(command: str, word: str) -> None:
-    """Every option of the original's other commands is accepted by the same command, in both spellings."""
-    name, *rest = command.split()
-    parser = cli.build_parser(cli.find_command(name))
-    flag, equals, value = word.partition("=")
-    for spelling in {flag, flag.replace("_", "-")}:
-        seen = vars(parser.parse_args([*rest, spelling + equals + value]))
-        key = "save_location" if (command, flag) == ("config default", "--config_file") else flag[2:]
-        assert seen[key] == ([[value]] if flag == "--command" else value or True)

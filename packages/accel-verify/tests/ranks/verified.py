@@ -9,6 +9,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,59 +148,18 @@ def mask_of(tokens: Tensor) -> Tensor:
     return (tokens != 1)[:, None, None, :] | torch.eye(LENGTH, dtype=torch.bool)
 
 
-def sound() -> None:
-    """Train rightly."""
-    train()
-
-
-def missing_reduction() -> None:
-    """Leave the gradients of each rank where they are."""
-    train("missing reduction")
-
-
-def mask_dropped() -> None:
-    """Let attention see the padding, on several ranks only."""
-    train("mask dropped")
-
-
-def metrics_twice() -> None:
-    """Count the samples that fill up the last batch."""
-    train("metrics twice")
-
-
-def equal_dropout() -> None:
-    """Draw the same dropout masks on all ranks."""
-    train("equal dropout")
-
-
-def stale_parameter() -> None:
-    """Let the optimizer of several ranks hold a parameter that the model does not have."""
-    train("stale parameter")
-
-
-def stray_head() -> None:
-    """Train a layer that was made after `prepare` with an optimizer that was not prepared."""
-    train("stray head")
-
-
-def scaled() -> None:
-    """Scale the learning rate by the number of processes."""
-    train("scaled")
-
-
-def noisy() -> None:
-    """Train on noise that each rank draws, beside some that all draw alike."""
-    train("noisy")
-
-
-def noisy_and_missing_reduction() -> None:
-    """Train on such noise, and leave the gradients of each rank where they are."""
-    train("noisy, missing reduction")
-
-
-def never_steps() -> None:
-    """Use an optimizer that was not prepared."""
-    train("never steps")
+FAULTS = (
+    "missing reduction",  # the gradients of each rank stay where they are
+    "mask dropped",  # attention sees the padding, on several ranks only
+    "metrics twice",  # the samples that fill up the last batch are counted
+    "equal dropout",  # all ranks draw the same masks
+    "stale parameter",  # the optimizer of several ranks holds a parameter that the model does not have
+    "stray head",  # a layer that was made after `prepare` is trained by an optimizer that was not prepared
+    "scaled",  # the learning rate grows with the number of processes
+    "noisy",  # each rank draws noise, beside some that all draw alike
+    "noisy, missing reduction",
+    "never steps",  # the optimizer was not prepared
+)
 
 
 def fails() -> None:
@@ -421,3 +381,7 @@ def evaluate(accelerator, model, test, fault: str) -> None:  # type: ignore[no-u
     for tokens, classes in test:
         with torch.no_grad():
             gather(model(tokens, mask_of(tokens)).argmax(1) == classes)
+
+
+sound = train
+globals().update({fault.replace(", ", "_and_").replace(" ", "_"): partial(train, fault) for fault in FAULTS})

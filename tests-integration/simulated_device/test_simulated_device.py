@@ -107,10 +107,6 @@ def test_prefetching_gives_way_on_a_full_device(results: dict[str, Any]) -> None
     assert results["tight"] == {"equal": True}
 
 
-def test_weights_in_a_store_come_to_the_device_through_a_cache(results: dict[str, Any]) -> None:
-    """They are prefetched, outputs are equal, and at no time is more on the disk than the cache may hold."""
-
-
 def test_gradients_through_offloaded_weights_are_exact(results: dict[str, Any]) -> None:
     """Adapters over an offloaded base get the gradients they get in memory."""
     assert results["gradients"]["worst"] == 0.0

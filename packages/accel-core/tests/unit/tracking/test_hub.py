@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -141,14 +142,23 @@ def _hub(*trackers, **kwargs):
     return TrackerHub(list(trackers), settings=TrackerKwargs(**kwargs))
 
 
-def test_calls_arrive_in_order_in_one_thread(tmp_path):
-    """Configuration, values and arguments arrive as given, in order, in the tracker's own thread."""
-    tracker = Keeping()
-    hub = _hub(tracker)
-    hub.init("project", {"lr": 0.1, "nested": {"a": [1, None]}})
-    for step in range(3):
-        hub.log({"loss": step * 0.5}, step=step, log_kwargs={"keeping": {"extra": step}, "other": {"x": 1}})
+@contextmanager
+def _running(*trackers, config=None, **kwargs):
+    """Give the hub of a run, from its start to its end."""
+    hub = _hub(*trackers, **kwargs)
+    hub.init("project", config)
+    yield hub
     hub.finish()
+
+
+def test_calls_arrive_in_order_in_one_thread():
+    """What is logged arrives as given, in order, in the tracker's own thread; nothing comes after the first end."""
+    tracker = Keeping()
+    with _running(tracker, config={"lr": 0.1, "nested": {"a": [1, None]}}) as hub:
+        for step in range(3):
+            hub.log({"loss": step * 0.5}, step=step, log_kwargs={"keeping": {"extra": step}, "other": {"x": 1}})
+    hub.finish()
+    hub.log({"late": 1})
     assert tracker.calls == [
         ("start",),
         ("config", {"lr": 0.1, "nested": {"a": [1, None]}}),
@@ -158,28 +168,15 @@ def test_calls_arrive_in_order_in_one_thread(tmp_path):
     assert tracker.threads == {"tracker-keeping"}
 
 
-def test_finish_twice_and_log_after_end(tmp_path):
-    """A second end does nothing, and neither does a value that comes after it."""
-    tracker = Keeping()
-    hub = _hub(tracker)
-    hub.init("project")
-    hub.finish()
-    hub.finish()
-    hub.log({"late": 1})
-    assert tracker.calls == [("start",), ("finish",)]
-
-
 def test_values_are_copied_when_logged(tmp_path):
     """What a training step changes in place after logging is not what is logged."""
     tracker = Held()
-    hub = _hub(tracker)
-    hub.init("project")
-    total, history = torch.zeros(()), [1]
-    hub.log({"total": total, "history": history}, step=0)
-    total += 7
-    history.append(2)
-    tracker.gate.set()
-    hub.finish()
+    with _running(tracker) as hub:
+        total, history = torch.zeros(()), [1]
+        hub.log({"total": total, "history": history}, step=0)
+        total += 7
+        history.append(2)
+        tracker.gate.set()
     assert tracker.logged() == [(0, {"total": torch.tensor(0.0), "history": [1]})]
 
 
@@ -212,27 +209,20 @@ class Meter:
 )
 def test_containers_of_every_class_are_copied(value, changed):
     """A loop that clears its counter after it logged it changes nothing of what was logged; the class stays."""
-    before = repr(value)
-    copied = snapshot({"inner": [value]})["inner"][0]
+    before, refusing = repr(value), Uncopied(a=1)
+    copied, same = snapshot({"inner": [value, refusing]})["inner"]
     changed(value)
     assert type(copied) is type(value)
     assert repr(copied) == before != repr(value)
-
-
-def test_what_refuses_to_be_copied_is_logged_as_it_is():
-    """Logging does not raise for a user's class."""
-    value = Uncopied(a=1)
-    assert snapshot([value])[0] is value
+    assert same is refusing, "logging does not raise for a class that refuses to be copied"
 
 
 def test_a_blocked_tracker_does_not_hold_the_run(caplog):
     """Steps and end go on while a tracker is blocked, the others get everything, and what it did not take is told."""
     held, good = Held(), Keeping()
-    hub = _hub(held, good, drain_seconds=0.2)
-    hub.init("project")
-    for step in range(100):
-        hub.log({"loss": float(step)}, step=step)
-    hub.finish()
+    with _running(held, good, drain_seconds=0.2) as hub:
+        for step in range(100):
+            hub.log({"loss": float(step)}, step=step)
     taken = len(held.logged())
     held.gate.set()
     assert good.logged() == [(step, {"loss": float(step)}) for step in range(100)]
@@ -244,11 +234,9 @@ def test_a_blocked_tracker_does_not_hold_the_run(caplog):
 def test_warn_goes_on_past_a_raising_tracker(caplog):
     """What a raising tracker does not take is kept as it comes, and told once; no other tracker misses a value."""
     good = Keeping()
-    hub = _hub(Raising(), good)
-    hub.init("project", {"a": 1})
-    for step in range(5):
-        hub.log({"loss": torch.tensor(step / 4), "text": "x"}, step=step)
-    hub.finish()
+    with _running(Raising(), good, config={"a": 1}) as hub:
+        for step in range(5):
+            hub.log({"loss": torch.tensor(step / 4), "text": "x"}, step=step)
     assert good.logged() == [(step, {"loss": torch.tensor(step / 4), "text": "x"}) for step in range(5)]
     assert "failed in `start` (ConnectionError: no network)" in caplog.text
     assert hub.failures == {"raising": "RuntimeError: the tracker did not start"}
@@ -288,11 +276,9 @@ def test_whatever_a_tracker_raises_is_a_failure(caplog, raised, method):
                 raise raised
 
     good = Keeping()
-    hub = _hub(Ended(), good, start_seconds=3600, drain_seconds=3600)
-    hub.init("project")
-    for step in range(3):
-        hub.log({"loss": step}, step=step)
-    hub.finish()
+    with _running(Ended(), good, start_seconds=3600, drain_seconds=3600) as hub:
+        for step in range(3):
+            hub.log({"loss": step}, step=step)
     assert calls == (["start"] if method == "start" else ["start", "log", "log", "log", "finish"])
     assert good.logged() == [(step, {"loss": step}) for step in range(3)]
     assert type(raised).__name__ in caplog.text
@@ -321,13 +307,11 @@ def test_a_full_queue_warns_once_and_is_counted(monkeypatch, caplog):
     """What a full queue does not take is told when it begins, and counted at the end; it is waited for once."""
     monkeypatch.setattr(queues, "MOST_WAITING", 5)
     held = Held()
-    hub = _hub(held, drain_seconds=30)
-    hub.init("project")
-    for step in range(20):
-        hub.log({"loss": float(step)}, step=step)
-    assert hub._queues["held"].late
-    held.gate.set()
-    hub.finish()
+    with _running(held, drain_seconds=30) as hub:
+        for step in range(20):
+            hub.log({"loss": float(step)}, step=step)
+        assert hub._queues["held"].late
+        held.gate.set()
     assert [step for step, _ in held.logged()] == list(range(5))
     assert caplog.text.count("The queue of the tracker 'held' is full") == 1
     assert "are lost (held: 15)" in caplog.text
@@ -337,11 +321,9 @@ def test_a_queue_that_gets_room_loses_nothing(monkeypatch, caplog):
     """A loop that does nothing but log waits for a tracker that goes on."""
     monkeypatch.setattr(queues, "MOST_WAITING", 5)
     tracker = Keeping()
-    hub = _hub(tracker)
-    hub.init("project")
-    for step in range(200):
-        hub.log({"loss": step}, step=step)
-    hub.finish()
+    with _running(tracker) as hub:
+        for step in range(200):
+            hub.log({"loss": step}, step=step)
     assert [step for step, _ in tracker.logged()] == list(range(200))
     assert caplog.text == ""
 
@@ -410,7 +392,7 @@ def test_a_killed_process_leaves_what_failed(tmp_path):
 
 
 def test_trackers_do_not_share_what_they_are_given():
-    """A tracker that changes the values it is given changes nobody else's."""
+    """A tracker that changes the values it is given changes nobody else's; two of one name both get every value."""
 
     class Taking(Keeping):
         """Empties what it is given."""
@@ -422,12 +404,12 @@ def test_trackers_do_not_share_what_they_are_given():
             values.pop("loss").zero_()
             values["nested"].clear()
 
-    good = Keeping()
-    hub = _hub(Taking(), good)
-    hub.init("project")
-    hub.log({"loss": torch.ones(()), "nested": {"a": 1}}, step=0)
-    hub.finish()
-    assert good.logged() == [(0, {"loss": torch.ones(()), "nested": {"a": 1}})]
+    first, second = Keeping(), Keeping()
+    with _running(Taking(), first, second) as hub:
+        hub.log({"loss": torch.ones(()), "nested": {"a": 1}}, step=0)
+        assert hub.get("keeping") is first
+        assert hub.get("keeping#2") is second
+    assert first.logged() == second.logged() == [(0, {"loss": torch.ones(()), "nested": {"a": 1}})]
 
 
 @pytest.mark.parametrize(
@@ -454,10 +436,6 @@ def test_raise_comes_with_the_next_call(raised, shown):
         hub.finish()
     assert info.value.__cause__ is raised
     assert not hub.running
-
-
-def test_raise_at_start(tmp_path):
-    """With the policy `raise`, a tracker that does not start stops `init`."""
     hub = _hub(Raising(), policy="raise")
     with pytest.raises(TrackerError, match="failed in `start`"):
         hub.init("project")
@@ -467,28 +445,22 @@ def test_raise_at_start(tmp_path):
 def test_off_is_silent_and_keeps_nothing(tmp_path, caplog):
     """With the policy `off` a failing tracker is switched off; the others go on and nothing is told."""
     good = Keeping()
-    hub = _hub(Raising(), good, policy="off")
-    hub.init("project")
-    for step in range(3):
-        hub.log({"loss": 1.0}, step=step)
-    hub.finish()
+    with _running(Raising(), good, policy="off") as hub:
+        for step in range(3):
+            hub.log({"loss": 1.0}, step=step)
     assert len(good.logged()) == 3
     assert caplog.text == ""
 
 
-def test_policy_is_checked():
-    """An unknown policy is named, with those there are."""
-    with pytest.raises(ConfigurationError, match=r"got 'explode'\. Use one of raise, warn, off"):
-        TrackerKwargs(policy="explode")
-
-
 def test_policy_comes_from_the_environment(monkeypatch):
-    """The environment names the policy where the code does not."""
+    """The environment names the policy where the code does not; an unknown one is named, with those there are."""
     monkeypatch.setenv("ACCELERATE_TRACKER_POLICY", "raise")
     assert TrackerHub().settings.policy == "raise"
     assert _hub(policy="off").settings.policy == "off"
     monkeypatch.setenv("ACCELERATE_TRACKER_POLICY", "")
     assert TrackerHub().settings.policy == "warn"
+    with pytest.raises(ConfigurationError, match=r"got 'explode'\. Use one of raise, warn, off"):
+        TrackerKwargs(policy="explode")
 
 
 def test_other_ranks_hold_trackers_that_do_nothing(tmp_path):
@@ -531,45 +503,35 @@ def test_handle_is_the_tracker_to_its_users(named):
     assert tracker.threads == {"tracker-named"}
 
 
-def test_a_file_may_be_removed_when_it_is_logged(tmp_path, named):
-    """The call returns when the tracker has the file, which its owner may then remove."""
-    hub = TrackerHub("named")
-    hub.init("project")
-    file = tmp_path / "notes.txt"
-    file.write_text("hello")
-    hub.get("named").log_artifact(str(file), artifact_path="docs")
-    file.unlink()
-    hub.finish()
+def test_a_file_may_be_removed_when_it_is_logged(tmp_path, named, caplog):
+    """The tracker has the file when the call returns; one that is not there fails like a tracker fails."""
+    with _running("named") as hub:
+        file = tmp_path / "notes.txt"
+        file.write_text("hello")
+        hub.get("named").log_artifact(str(file), artifact_path="docs")
+        file.unlink()
+        assert caplog.text == ""
+        hub.get("named").log_artifact(str(file))
     assert ("artifact", "hello", "docs") in named[0].calls
+    assert "log_artifact" in caplog.text
 
 
 def test_a_tracker_object_is_what_is_given_back():
     """An object given in `log_with` is in `trackers` and comes from `get`, once it has what was logged."""
     tracker = Held()
-    hub = _hub(tracker)
-    hub.init("project")
-    assert hub.trackers == [tracker]
-    hub.log({"a": 1}, step=0)
-    threading.Timer(0.05, tracker.gate.set).start()
-    assert hub.get("held") is tracker
-    assert tracker.logged() == [(0, {"a": 1})]
-    assert hub.get("held", unwrap=True) is tracker.calls
-    tracker.log_images({"image": 1}, step=1)
-    assert ("images", {"image": 1}, 1, {}) in tracker.calls
-    hub.finish()
-
-
-def test_missing_artifact_is_a_warning(tmp_path, caplog, named):
-    """A file that is not there fails like a tracker fails."""
-    hub = TrackerHub("named")
-    hub.init("project")
-    hub.get("named").log_artifact(str(tmp_path / "none"))
-    hub.finish()
-    assert "log_artifact" in caplog.text
+    with _running(tracker) as hub:
+        assert hub.trackers == [tracker]
+        hub.log({"a": 1}, step=0)
+        threading.Timer(0.05, tracker.gate.set).start()
+        assert hub.get("held") is tracker
+        assert tracker.logged() == [(0, {"a": 1})]
+        assert hub.get("held", unwrap=True) is tracker.calls
+        tracker.log_images({"image": 1}, step=1)
+        assert ("images", {"image": 1}, 1, {}) in tracker.calls
 
 
 def test_a_run_without_trackers_gives_one_that_does_nothing():
-    """A script whose tracker was skipped goes on; one that forgot `init_trackers` is told."""
+    """A script whose tracker was skipped goes on; one that forgot `init_trackers`, or asks for another, is told."""
     hub = TrackerHub()
     hub.init("run")
     tracker = hub.get("wandb")
@@ -578,15 +540,11 @@ def test_a_run_without_trackers_gives_one_that_does_nothing():
     assert hub.get("wandb", unwrap=True) is NULL_RUN
     with pytest.raises(ConfigurationError, match="running are none"):
         TrackerHub(Keeping()).get("keeping")
-
-
-def test_unknown_tracker_in_get(tmp_path):
-    """Asking for a tracker that does not run names those that do."""
-    hub = _hub(Keeping())
-    hub.init("project")
-    with pytest.raises(ConfigurationError, match=r"No tracker 'wandb' is running; running are \['keeping'\]"):
+    with (
+        _running(Keeping()) as hub,
+        pytest.raises(ConfigurationError, match=r"No tracker 'wandb' is running; running are \['keeping'\]"),
+    ):
         hub.get("wandb")
-    hub.finish()
 
 
 @pytest.mark.parametrize("values", [3, "loss", [("loss", 1)], None])
@@ -608,10 +566,8 @@ def test_values_have_to_be_a_mapping(tmp_path, values):
 def test_step_is_a_whole_number(tmp_path, given, expected):
     """Steps of other types are read as whole numbers, or left out with a warning; the values are logged."""
     tracker = Keeping()
-    hub = _hub(tracker)
-    hub.init("project")
-    hub.log({"a": 1}, step=given)
-    hub.finish()
+    with _running(tracker) as hub:
+        hub.log({"a": 1}, step=given)
     assert tracker.logged() == [(expected, {"a": 1})]
 
 
@@ -625,13 +581,11 @@ def test_trackers_that_cannot_count_get_a_step(tmp_path):
         fills_step = True
 
     plain, counting = Keeping(), Counting()
-    hub = _hub(plain, counting)
-    hub.init("project")
-    hub.log({"a": 1})
-    hub.log({"a": 2})
-    hub.log({"a": 3}, step=10)
-    hub.log({"b": 4})
-    hub.finish()
+    with _running(plain, counting) as hub:
+        hub.log({"a": 1})
+        hub.log({"a": 2})
+        hub.log({"a": 3}, step=10)
+        hub.log({"b": 4})
     assert [step for step, _ in plain.logged()] == [None, None, 10, None]
     assert [step for step, _ in counting.logged()] == [0, 1, 10, 10]
 
@@ -639,12 +593,10 @@ def test_trackers_that_cannot_count_get_a_step(tmp_path):
 def test_resume_goes_on_with_run_and_steps(tmp_path, caplog):
     """The run's id and its steps come back from a checkpoint, through JSON, before or after `init`."""
     first = Keeping()
-    hub = _hub(first)
-    hub.init("project")
-    for step in range(5):
-        hub.log({"loss": 1.0, "acc": 0.5}, step=step)
-    state = json.loads(json.dumps(hub.state_dict()))
-    hub.finish()
+    with _running(first) as hub:
+        for step in range(5):
+            hub.log({"loss": 1.0, "acc": 0.5}, step=step)
+        state = json.loads(json.dumps(hub.state_dict()))
 
     before, after = Keeping(), Keeping()
     early, late = _hub(before), _hub(after)
@@ -683,18 +635,6 @@ def test_logging_dir_that_cannot_be_made(tmp_path):
     assert not hub.running
 
 
-def test_two_trackers_of_one_name(tmp_path):
-    """Two trackers of the same name both get every value."""
-    first, second = Keeping(), Keeping()
-    hub = _hub(first, second)
-    hub.init("project")
-    hub.log({"a": 1}, step=0)
-    assert hub.get("keeping") is first
-    assert hub.get("keeping#2") is second
-    hub.finish()
-    assert first.logged() == second.logged() == [(0, {"a": 1})]
-
-
 def test_slow_start_does_not_hold_the_run(tmp_path, caplog):
     """A tracker that is still starting gets everything once it is there."""
     gate = threading.Event()
@@ -718,37 +658,23 @@ def test_slow_start_does_not_hold_the_run(tmp_path, caplog):
 
 
 def test_trackers_are_exchanged_while_the_run_goes_on() -> None:
-    """One that is left out gets nothing more and is finished; one that is put in gets what comes from then on."""
-    first, second = Keeping(), Keeping()
-    hub = TrackerHub([first])
-    hub.init("run")
+    """Objects in a list that is set begin a run, one that is left out is finished; `log_with` is for the next run."""
+    first, second, later = Keeping(), Keeping(), Keeping()
+    hub = TrackerHub()
+    hub.trackers = [first]
     hub.log({"a": 1})
     hub.trackers = [*hub.trackers, second]
     hub.log({"a": 2})
     hub.trackers = hub.trackers[1:]
     hub.log({"a": 3})
     assert hub.trackers == [second]
-    hub.finish()
-
-    def logged(tracker: Keeping) -> list[int]:
-        return [call[1]["a"] for call in tracker.calls if call[0] == "log"]
-
-    assert (logged(first), logged(second)) == ([1, 2], [2, 3])
-    assert ("finish",) in first.calls
-
-
-def test_trackers_that_are_set_need_no_start() -> None:
-    """Objects in a list that is set begin a run; what is asked for later is what the next run starts."""
-    alone, later = Keeping(), Keeping()
-    hub = TrackerHub()
-    hub.trackers = [alone]
-    hub.log({"a": 1})
     hub.log_with = later
     hub.init("run")
-    hub.log({"a": 2})
+    hub.log({"a": 4})
     hub.finish()
-    assert [call[1] for call in alone.calls if call[0] == "log"] == [{"a": 1}]
-    assert [call[1] for call in later.calls if call[0] == "log"] == [{"a": 2}]
+    values = [[call[1]["a"] for call in each.calls if call[0] == "log"] for each in (first, second, later)]
+    assert values == [[1, 2], [2, 3], [4]]
+    assert ("finish",) in first.calls
     with pytest.raises(ConfigurationError, match="No tracker is named"):
         hub.log_with = "nonsense"
     assert hub.log_with == [later]

@@ -45,6 +45,12 @@ def _objects() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any], Any]:
     return model, optimizer, loader, torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
 
+@pytest.fixture
+def accelerator(fresh_state: None) -> Accelerator:
+    """Give an Accelerator of one process without settings."""
+    return Accelerator()
+
+
 def _train(accelerator: Accelerator, model: Any, optimizer: Any, loader: Any) -> list[torch.Tensor]:
     losses = []
     for x, y in loader:
@@ -57,9 +63,8 @@ def _train(accelerator: Accelerator, model: Any, optimizer: Any, loader: Any) ->
     return losses
 
 
-def test_prepare_gives_back_each_kind_in_order() -> None:
+def test_prepare_gives_back_each_kind_in_order(accelerator: Accelerator) -> None:
     """Objects come back in the order given, wrapped by kind; what is unknown passes through."""
-    accelerator = Accelerator()
     model, optimizer, loader, schedule = _objects()
     other = object()
     result = accelerator.prepare(schedule, other, loader, optimizer, model)
@@ -91,9 +96,8 @@ def test_preparing_again_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("order", ["together", "model first", "optimizer first"])
-def test_optimizer_follows_parameters_that_moving_replaced(order: str) -> None:
+def test_optimizer_follows_parameters_that_moving_replaced(accelerator: Accelerator, order: str) -> None:
     """Where moving a model replaces its parameters, its optimizer trains the new ones, in any order of prepares."""
-    accelerator = Accelerator()
     model = nn.Linear(2, 2)
     old = dict(model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -144,29 +148,33 @@ def test_compiled_model_is_prepared_like_any_other() -> None:
     assert accelerator.unwrap_model(model, keep_torch_compile=False) is plain
 
 
-def test_weights_without_a_model_are_refused() -> None:
-    """A weighted window whose gradients cannot be found is an error, not a step of the wrong length."""
-    accelerator = Accelerator()
+def test_weights_without_a_model_or_optimizer_are_refused(accelerator: Accelerator) -> None:
+    """Where gradients cannot be found no step has the wrong length; a prepared optimizer is enough to find them."""
     accelerator.prepare(nn.Linear(2, 1))
-    with pytest.raises(StateError, match=r"no gradients to apply.*got 1 models\. Prepare the model"):
-        accelerator.backward(nn.Linear(2, 1)(torch.ones(3, 2)).sum(), weight=3)
-
-
-def test_weights_reach_the_parameters_of_a_prepared_optimizer() -> None:
-    """A loop that prepares no model has its gradients scaled all the same."""
-    accelerator = Accelerator()
     model = nn.Linear(2, 1)
+    with pytest.raises(StateError, match=r"no gradients to apply.*got 1 models\. Prepare the model"):
+        accelerator.backward(model(torch.ones(3, 2)).sum(), weight=3)
+    model.zero_grad()
+    accelerator = Accelerator()
     accelerator.prepare(torch.optim.SGD(model.parameters(), lr=1.0))
     accelerator.backward(model(torch.ones(4, 2)).sum(), weight=4)
     torch.testing.assert_close(model.weight.grad, torch.ones(1, 2))
 
 
-def test_placement_of_wrong_length_is_refused() -> None:
-    """The list needs one entry an object, and nothing is prepared."""
-    accelerator = Accelerator()
+def test_what_cannot_be_prepared_is_refused_and_changes_nothing(accelerator: Accelerator) -> None:
+    """Placements of wrong length, a device map with disk parts, an object without state, LOMO without its optimizer."""
+    offloaded = nn.Linear(1, 1)
+    offloaded.hf_device_map = {"": "disk"}
     with pytest.raises(PreparationError, match="got 1 for 2 objects"):
         accelerator.prepare(nn.Linear(1, 1), object(), device_placement=[True])
-    assert accelerator._models == []
+    with pytest.raises(PreparationError, match="disk"):
+        accelerator.prepare(offloaded)
+    with pytest.raises(ConfigurationError, match=r"object \(number 1\)"):
+        accelerator.register_for_checkpointing(torch.amp.GradScaler("cpu"), object())
+    assert accelerator._models == accelerator._custom_objects == []
+    model, _ = accelerator.prepare(*_objects()[:2])
+    with pytest.raises(PreparationError, match="got 1 prepared optimizers"):
+        accelerator.lomo_backward(model(torch.ones(1, 4)).sum(), 0.1)
 
 
 def test_training_equals_plain_pytorch_bit_for_bit() -> None:
@@ -203,16 +211,6 @@ def test_mixed_precision_computes_in_halves_and_returns_fp32(precision: str) -> 
     assert (accelerator.scaler is not None) == (precision == "fp16")
     assert accelerator.native_amp
     assert not torch.equal(before, model[0].weight)
-
-
-def test_autocast_can_be_overridden_in_a_block() -> None:
-    """A handler switches autocast off inside its block."""
-    accelerator = Accelerator(mixed_precision="bf16")
-    x = torch.ones(2, 2)
-    with accelerator.autocast():
-        assert (x @ x).dtype is torch.bfloat16
-        with accelerator.autocast(AutocastKwargs(enabled=False)):
-            assert (x @ x).dtype is torch.float32
 
 
 def test_nan_loss_under_fp16_skips_and_reports() -> None:
@@ -294,15 +292,6 @@ def test_two_models_do_not_share_a_window_of_weights() -> None:
             other.step()
 
 
-def test_no_closure_is_called_inside_of_a_window() -> None:
-    """Its step does nothing, as of an optimizer without a closure."""
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model = nn.Linear(2, 1)
-    model, optimizer = accelerator.prepare(model, torch.optim.LBFGS(model.parameters()))
-    with accelerator.accumulate(model):
-        assert optimizer.step(lambda: 1 / 0) is None
-
-
 def test_weights_that_changed_are_cast_anew_in_an_autocast_block() -> None:
     """A loop inside of one autocast block computes with the weights that it has trained."""
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
@@ -318,9 +307,8 @@ def test_weights_that_changed_are_cast_anew_in_an_autocast_block() -> None:
     torch.testing.assert_close(inside, model(batch), rtol=0, atol=0)
 
 
-def test_clipping_returns_the_norm_before() -> None:
+def test_clipping_returns_the_norm_before(accelerator: Accelerator) -> None:
     """The norm is torch's own."""
-    accelerator = Accelerator()
     model = accelerator.prepare(nn.Linear(3, 3))
     accelerator.backward(model(torch.ones(1, 3)).sum())
     expected = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
@@ -414,26 +402,21 @@ def test_engine_of_the_environment_is_not_replaced(monkeypatch: pytest.MonkeyPat
     assert PartialState._shared_state == {}
 
 
-def test_environment_counts_where_no_argument_is_given() -> None:
-    """Variables of a launcher set precision, accumulation and compilation."""
+def test_environment_counts_where_no_argument_is_given(caplog: pytest.LogCaptureFixture) -> None:
+    """Variables of a launcher set precision, accumulation and compilation; one that an argument hides is told."""
     with patch_environment(
         ACCELERATE_MIXED_PRECISION="bf16", ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4, ACCELERATE_USE_CPU=1
     ):
         accelerator = Accelerator()
-    assert (accelerator.mixed_precision, accelerator.gradient_accumulation_steps) == ("bf16", 4)
+        assert (accelerator.mixed_precision, accelerator.gradient_accumulation_steps) == ("bf16", 4)
+        assert caplog.text == ""
+        assert Accelerator(gradient_accumulation_steps=3).gradient_accumulation_steps == 3
     assert accelerator.state._cpu is True
-
-
-def test_an_argument_that_hides_a_variable_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """The script's accumulation counts; in Accelerate the variable would, so it is not hidden in silence."""
-    with patch_environment(ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4):
-        assert Accelerator(cpu=True, gradient_accumulation_steps=3).gradient_accumulation_steps == 3
     assert "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 is not used" in caplog.text
 
 
-def test_public_attributes_are_there() -> None:
+def test_public_attributes_are_there(accelerator: Accelerator) -> None:
     """Attributes that scripts read on an Accelerator, with their values on one process."""
-    accelerator = Accelerator()
     assert accelerator.distributed_type is DistributedType.NO
     assert (accelerator.step, accelerator.trackers, accelerator.scaler, accelerator.rng_types) == (
         0,
@@ -450,18 +433,8 @@ def test_public_attributes_are_there() -> None:
         _ = accelerator.tensor_parallel_rank
 
 
-def test_trigger_is_seen_once() -> None:
-    """A raised flag is seen by the next check and lowered by it."""
-    accelerator = Accelerator()
-    assert not accelerator.check_trigger()
-    accelerator.set_trigger()
-    assert accelerator.check_trigger()
-    assert not accelerator.check_trigger()
-
-
-def test_profile_writes_a_chrome_trace(tmp_path: Path) -> None:
+def test_profile_writes_a_chrome_trace(accelerator: Accelerator, tmp_path: Path) -> None:
     """With an output folder each rank writes its trace."""
-    accelerator = Accelerator()
     with accelerator.profile(ProfileKwargs(activities=["cpu"], output_trace_dir=str(tmp_path))) as profiler:
         torch.ones(4, 4) @ torch.ones(4, 4)
     assert any("mm" in event.key for event in profiler.key_averages())
@@ -479,25 +452,8 @@ def test_released_memory_lets_everything_go() -> None:
     assert accelerator.step == 0
 
 
-def test_objects_without_state_cannot_be_registered() -> None:
-    """The error names the type and position, and nothing was registered."""
-    accelerator = Accelerator()
-    with pytest.raises(ConfigurationError, match=r"object \(number 1\)"):
-        accelerator.register_for_checkpointing(torch.amp.GradScaler("cpu"), object())
-    assert accelerator._custom_objects == []
-
-
-def test_offloaded_model_cannot_be_prepared_for_training() -> None:
-    """A device map with disk parts is refused before anything is wrapped."""
-    model = nn.Linear(1, 1)
-    model.hf_device_map = {"": "disk"}
-    with pytest.raises(PreparationError, match="disk"):
-        Accelerator().prepare(model)
-
-
-def test_living_accelerator_survives_a_reset() -> None:
+def test_living_accelerator_survives_a_reset(accelerator: Accelerator) -> None:
     """Consumers reset the state between runs; an Accelerator that lives keeps working."""
-    accelerator = Accelerator()
     AcceleratorState._reset_state(reset_partial_state=True)
     assert accelerator.num_processes == 1
     assert accelerator.device.type == "cpu"
@@ -509,6 +465,8 @@ def test_settings_changed_on_a_living_accelerator_take_effect() -> None:
     """What is set between two prepares counts from the next one on, and what is read comes back."""
     accelerator = Accelerator(mixed_precision="bf16")
     x = torch.ones(1, 4)
+    with accelerator.autocast(AutocastKwargs(enabled=False)):
+        assert (x @ x.T).dtype is torch.float32
     accelerator.autocast_handler = AutocastKwargs(enabled=False)
     assert accelerator.autocast_handler.enabled is False
     with accelerator.autocast():
@@ -589,8 +547,9 @@ def test_a_subclass_may_unwrap_any_object_or_another_module(tmp_path: Path) -> N
 
 
 def test_a_pickled_accelerator_goes_on_training() -> None:
-    """Pickled with what it prepared, between two windows, it trains to the same weights bit by bit."""
+    """Pickled with what it prepared, between two windows, it trains to the same weights bit by bit, and scales."""
     accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
+    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     accelerator.step_scheduler_with_optimizer = False
     model, optimizer, loader, _ = _objects()
     optimizer, loader = accelerator.prepare(optimizer, loader)
@@ -607,25 +566,18 @@ def test_a_pickled_accelerator_goes_on_training() -> None:
     assert (again.step_scheduler_with_optimizer, again.note) == (False, "own")
     assert again._optimizers == [objects[2]]
     assert again.state.__dict__ is AcceleratorState._shared_state
+    assert again.scaler is again._optimizers[0].scaler
+    assert again.scaler.get_scale() == accelerator.scaler.get_scale() == 4.0
     for name, value in weights[0].items():
         torch.testing.assert_close(weights[1][name], value, rtol=0, atol=0)
-
-
-def test_a_pickled_accelerator_keeps_its_scaler_and_its_models() -> None:
-    """The optimizers step through the scaler that scales the losses, and the model is known as prepared."""
-    accelerator = Accelerator()
-    accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    _, optimizer = accelerator.prepare(*_objects()[:2])
+    accelerator.prepare(model)
     again = pickle.loads(pickle.dumps(accelerator))
-    assert again.scaler is again._optimizers[0].scaler
-    assert again.scaler.get_scale() == 4.0
     assert strategy_of(again._models[0]) is again._runtime.strategy
     assert pickle.loads(pickle.dumps(optimizer)).gradient_state.__dict__ is accelerator.gradient_state.__dict__
 
 
-def test_copies_of_an_accelerator() -> None:
+def test_copies_of_an_accelerator(accelerator: Accelerator) -> None:
     """A deep copy is the Accelerator itself; a shallow one has its parts and attributes of its own."""
-    accelerator = Accelerator()
     accelerator.prepare(nn.Linear(1, 1))
     assert copy.deepcopy(accelerator) is accelerator
     other = copy.copy(accelerator)
@@ -634,9 +586,8 @@ def test_copies_of_an_accelerator() -> None:
     assert not hasattr(accelerator, "note")
 
 
-def test_schedules_and_optimizers_are_pickled_mid_epoch() -> None:
+def test_schedules_and_optimizers_are_pickled_mid_epoch(accelerator: Accelerator) -> None:
     """What was prepared can be pickled while a loader is read; the copies go on."""
-    accelerator = Accelerator()
     _, optimizer, loader, schedule = accelerator.prepare(*_objects())
     for _ in loader:
         optimizer.step()
@@ -650,9 +601,8 @@ def test_schedules_and_optimizers_are_pickled_mid_epoch() -> None:
         break
 
 
-def test_schedule_without_its_optimizer_gets_all() -> None:
+def test_schedule_without_its_optimizer_gets_all(accelerator: Accelerator) -> None:
     """A schedule whose optimizer was not prepared waits for all that were."""
-    accelerator = Accelerator()
     _, optimizer, _, _ = _objects()
     foreign = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), 1)
     prepared, wrapped = accelerator.prepare(optimizer, foreign)
@@ -682,14 +632,6 @@ def test_lomo_updates_inside_backward() -> None:
         accelerator.lomo_backward(loss, None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"LOMO.*got a weight"):
         accelerator.backward(model(x).sum(), weight=8, learning_rate=0.05)
-
-
-def test_lomo_backward_without_its_optimizer_is_refused() -> None:
-    """The error counts what was prepared."""
-    accelerator = Accelerator()
-    model, _ = accelerator.prepare(*_objects()[:2])
-    with pytest.raises(PreparationError, match="got 1 prepared optimizers"):
-        accelerator.lomo_backward(model(torch.ones(1, 4)).sum(), 0.1)
 
 
 @pytest.mark.slow

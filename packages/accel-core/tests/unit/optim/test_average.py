@@ -41,6 +41,21 @@ def same(one: nn.Module, other: nn.Module) -> bool:
     return all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
+def shifted(accelerator: Accelerator, dtype: torch.dtype = torch.float32) -> tuple[Any, Any, Any, list[torch.Tensor]]:
+    """Return a model that has moved away from its average, that average, and copies of both."""
+    model, _ = prepared(accelerator, net(dtype))
+    ema = accelerator.ema(model)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    return model, ema, copy.deepcopy(model), [each.clone() for each in ema.state.averages.values()]
+
+
+@pytest.fixture
+def accelerator(fresh_state: None) -> Accelerator:
+    """Give an Accelerator on the CPU."""
+    return Accelerator(cpu=True)
+
+
 def test_it_is_cast_anew_in_an_autocast_block() -> None:
     """Inside of an autocast block, the average computes inside of `applied()`, and the weights behind it."""
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
@@ -75,14 +90,9 @@ class Full(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_come_back_where_memory_runs_out(dtype: torch.dtype) -> None:
+def test_weights_come_back_where_memory_runs_out(accelerator: Accelerator, dtype: torch.dtype) -> None:
     """An average that does not fit is applied in no part: weights and averages are what they were."""
-    accelerator = Accelerator(cpu=True)
-    model, _ = prepared(accelerator, net(dtype))
-    ema = accelerator.ema(model)
-    with torch.no_grad():
-        model[0].weight.add_(1)
-    before, averages = copy.deepcopy(model), [each.clone() for each in ema.state.averages.values()]
+    model, ema, before, averages = shifted(accelerator, dtype)
     with pytest.raises(torch.OutOfMemoryError), Full(), ema.applied():
         pytest.fail("it was applied")
     assert same(model, before)
@@ -133,9 +143,8 @@ class Complex(nn.Module):
         return found.real + 2 * found.imag
 
 
-def test_complex_weights_are_averaged_and_restored(tmp_path: Path) -> None:
+def test_complex_weights_are_averaged_and_restored(accelerator: Accelerator, tmp_path: Path) -> None:
     """Both parts of each number are averaged; a checkpoint has them."""
-    accelerator = Accelerator(cpu=True)
     model, optimizer = prepared(accelerator, Complex())
     ema = accelerator.ema(model, 0.75)
     expected = model.factor.detach().clone()
@@ -154,14 +163,10 @@ def test_complex_weights_are_averaged_and_restored(tmp_path: Path) -> None:
     assert torch.equal(model.factor, weight)
 
 
-def test_values_are_not_loaded_into_an_applied_average() -> None:
+def test_values_are_not_loaded_into_an_applied_average(accelerator: Accelerator) -> None:
     """A state is refused for the model and each part of it, and changes nothing; a copy made inside takes it."""
-    accelerator = Accelerator(cpu=True)
-    model, _ = prepared(accelerator, net())
-    ema = accelerator.ema(model)
-    with torch.no_grad():
-        model[0].weight.add_(1)
-    before, other = copy.deepcopy(model), net()
+    model, ema, before, _ = shifted(accelerator)
+    other = net()
     with ema.applied():
         shown = copy.deepcopy(model)
         for part, state in ((model, other.state_dict()), (model[0], other[0].state_dict())):
@@ -176,14 +181,9 @@ def test_values_are_not_loaded_into_an_applied_average() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_model_that_is_cast_inside_keeps_weights_and_average(dtype: torch.dtype) -> None:
+def test_a_model_that_is_cast_inside_keeps_weights_and_average(accelerator: Accelerator, dtype: torch.dtype) -> None:
     """Weights come back in the new format, and the average loses nothing."""
-    accelerator = Accelerator(cpu=True)
-    model, _ = prepared(accelerator, net())
-    ema = accelerator.ema(model)
-    with torch.no_grad():
-        model[0].weight.add_(1)
-    before, averages = copy.deepcopy(model), [each.clone() for each in ema.state.averages.values()]
+    model, ema, before, averages = shifted(accelerator)
     with ema.applied():
         model.to(dtype)
         assert torch.equal(model[0].weight, averages[0].to(dtype))
@@ -191,9 +191,8 @@ def test_a_model_that_is_cast_inside_keeps_weights_and_average(dtype: torch.dtyp
     assert all(map(torch.equal, ema.state.averages.values(), averages))
 
 
-def test_a_second_optimizer_does_not_count_for_the_first() -> None:
+def test_a_second_optimizer_does_not_count_for_the_first(accelerator: Accelerator) -> None:
     """Where two optimizers train parts of a model, each part is averaged once for each step of its own."""
-    accelerator = Accelerator(cpu=True)
     model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
     both = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model]
     model, *optimizers = accelerator.prepare(model, *both)
@@ -212,9 +211,8 @@ def test_a_second_optimizer_does_not_count_for_the_first() -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_step_that_the_scaler_skips_is_not_averaged(fused: bool) -> None:
+def test_a_step_that_the_scaler_skips_is_not_averaged(accelerator: Accelerator, fused: bool) -> None:
     """Infinite gradients leave the average alone, also where a fused optimizer skips by itself."""
-    accelerator = Accelerator(cpu=True)
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     model, optimizer = prepared(accelerator, nn.Linear(5, 2), fused=fused)
     ema = accelerator.ema(model, 0.5)
@@ -229,9 +227,8 @@ def test_a_step_that_the_scaler_skips_is_not_averaged(fused: bool) -> None:
         assert torch.equal(model.weight, start)
 
 
-def test_weights_in_sixteen_bits_are_averaged_in_more(tmp_path: Path) -> None:
+def test_weights_in_sixteen_bits_are_averaged_in_more(accelerator: Accelerator, tmp_path: Path) -> None:
     """The average of bf16 weights has 32 bits and moves by shares that bf16 would lose; it is saved in bf16."""
-    accelerator = Accelerator(cpu=True)
     model, optimizer = prepared(accelerator, net(torch.bfloat16))
     ema = accelerator.ema(model, 0.999, device="cpu")
     expected = [each.detach().float() for each in model.parameters()]
@@ -250,9 +247,8 @@ def test_weights_in_sixteen_bits_are_averaged_in_more(tmp_path: Path) -> None:
         assert torch.equal(found[name], theirs.bfloat16())
 
 
-def test_it_is_saved_and_restored_with_the_state(tmp_path: Path) -> None:
+def test_it_is_saved_and_restored_with_the_state(accelerator: Accelerator, tmp_path: Path) -> None:
     """A run that is resumed goes on with the average and the count of steps; a checkpoint without one is refused."""
-    accelerator = Accelerator(cpu=True)
     model, optimizer = prepared(accelerator, net())
     accelerator.save_state(str(tmp_path / "without"))
     ema = accelerator.ema(model, 0.75, every=2)
@@ -283,9 +279,8 @@ def test_it_is_saved_and_restored_with_the_state(tmp_path: Path) -> None:
     assert not accelerator._runtime.averages
 
 
-def test_bad_input_is_refused_by_name() -> None:
+def test_bad_input_is_refused_by_name(accelerator: Accelerator) -> None:
     """Wrong settings, and models that were not prepared or do not train, are refused and change nothing."""
-    accelerator = Accelerator(cpu=True)
     with pytest.raises(PreparationError, match=r"got a Linear that was not prepared\. Call accelerator\.prepare"):
         accelerator.ema(nn.Linear(2, 2))
     model, _ = prepared(accelerator, net())

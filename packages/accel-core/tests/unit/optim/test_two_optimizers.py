@@ -26,14 +26,18 @@ def made(accelerator: Accelerator) -> tuple[list[Any], list[Any], list[Any]]:
     return list(prepared[:2]), list(prepared[2:]), plain
 
 
-def scaled(**given: Any) -> Accelerator:
-    """Return an Accelerator whose scale changes with every update."""
-    return Accelerator(
-        cpu=True,
-        mixed_precision="fp16",
-        kwargs_handlers=[GradScalerKwargs(init_scale=64.0, growth_interval=1)],
-        **given,
-    )
+def scaled(enabled: bool = True, **given: Any) -> Accelerator:
+    """Return an Accelerator whose scale, if there is one, changes with every update."""
+    scaler = GradScalerKwargs(init_scale=64.0, growth_interval=1, enabled=enabled)
+    return Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[scaler], **given)
+
+
+def step(accelerator: Accelerator, optimizer: Any, model: Any, loss: torch.Tensor) -> None:
+    """Make a step by a loss, with gradients that clipping unscaled, and clear them."""
+    accelerator.backward(loss)
+    accelerator.clip_grad_norm_(model.parameters(), 1e6)
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def train_plainly(plain: list[nn.Module], batches: list[torch.Tensor]) -> None:
@@ -52,9 +56,10 @@ def compare(models: list[Any], plain: list[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("clips", [False, True])
-def test_losses_come_before_steps(clips: bool) -> None:
-    """Where both losses come before both steps, one scale holds for both, unscaled by clipping or not."""
-    accelerator = scaled()
+@pytest.mark.parametrize("enabled", [True, False])
+def test_losses_come_before_steps(enabled: bool, clips: bool) -> None:
+    """Where both losses come before both steps, one scale holds for both, or none; unscaled by clipping or not."""
+    accelerator = scaled(enabled)
     models, optimizers, plain = made(accelerator)
     for batch in torch.rand(3, 2, 4):
         for model in models:
@@ -66,7 +71,7 @@ def test_losses_come_before_steps(clips: bool) -> None:
             optimizer.zero_grad()
         train_plainly(plain, [batch])
         compare(models, plain)
-    assert accelerator.scaler.get_scale() == 512.0, "it grew once for each step of both"
+    assert accelerator.scaler.get_scale() == (512.0 if enabled else 1.0), "it grew once for each step of both"
 
 
 def test_steps_in_turn_and_windows() -> None:
@@ -77,10 +82,7 @@ def test_steps_in_turn_and_windows() -> None:
     for number, batch in enumerate(batches):
         with accelerator.accumulate(*models):
             for model, optimizer in zip(models, optimizers, strict=True):
-                accelerator.backward(model(batch).mean())
-                accelerator.clip_grad_norm_(model.parameters(), 1e6)
-                optimizer.step()
-                optimizer.zero_grad()
+                step(accelerator, optimizer, model, model(batch).mean())
         if number % 2:
             train_plainly(plain, [batches[number - 1], batch])
             compare(models, plain)
@@ -91,10 +93,7 @@ def test_one_may_step_alone_and_often(tmp_path: Path) -> None:
     accelerator = scaled()
     models, optimizers, plain = made(accelerator)
     for batch in torch.rand(3, 2, 4):
-        accelerator.backward(models[0](batch).mean())
-        accelerator.clip_grad_norm_(models[0].parameters(), 1e6)
-        optimizers[0].step()
-        optimizers[0].zero_grad()
+        step(accelerator, optimizers[0], models[0], models[0](batch).mean())
         train_plainly(plain[:1], [batch])
     compare(models, plain)
     accelerator.save_state(str(tmp_path))
@@ -104,6 +103,22 @@ def test_one_may_step_alone_and_often(tmp_path: Path) -> None:
     assert optimizers[0].step_was_skipped
     accelerator.load_state(str(tmp_path))
     assert accelerator.scaler.get_scale() == 512.0
+
+
+def test_what_is_released_leaves_no_trace_in_the_scaler() -> None:
+    """The next optimizer may have the identity of one that was unscaled and let go of; exchanged steps are called."""
+    accelerator, calls = scaled(), []
+    models, optimizers, _ = made(accelerator)
+    inner = optimizers[0].optimizer
+    plain, inner.step = inner.step, lambda *args: (calls.append(1), plain(*args))[1]
+    for _ in range(2):
+        accelerator.backward(models[0](torch.rand(2, 4)).mean())
+        optimizers[0].step()
+    assert calls == [1, 1]
+    accelerator.backward(models[0](torch.rand(2, 4)).mean())
+    accelerator.clip_grad_norm_(models[0].parameters(), 1.0)
+    accelerator.free_memory()
+    assert not accelerator.scaler._per_optimizer_states
 
 
 @pytest.mark.parametrize("clears", [True, False])
@@ -120,39 +135,3 @@ def test_a_step_may_be_left_out_after_clipping(clears: bool) -> None:
     optimizers[0].step()
     train_plainly(plain[:1], list(batches[1:] if clears else batches))
     compare(models[:1], plain[:1])
-
-
-def test_what_is_released_leaves_no_trace_in_the_scaler() -> None:
-    """The next optimizer may have the identity of one that was unscaled and let go of."""
-    accelerator = scaled()
-    models, _, _ = made(accelerator)
-    accelerator.backward(models[0](torch.rand(2, 4)).mean())
-    accelerator.clip_grad_norm_(models[0].parameters(), 1.0)
-    accelerator.free_memory()
-    assert not accelerator.scaler._per_optimizer_states
-
-
-def test_a_step_that_somebody_exchanged_stays() -> None:
-    """Under fp16 too, what a library puts in the place of `optimizer.step` is called at each step."""
-    accelerator = scaled()
-    models, optimizers, _ = made(accelerator)
-    inner, calls = optimizers[0].optimizer, []
-    plain = inner.step
-    inner.step = lambda *args: (calls.append(1), plain(*args))[1]
-    for _ in range(2):
-        accelerator.backward(models[0](torch.rand(2, 4)).mean())
-        optimizers[0].step()
-    assert calls == [1, 1]
-
-
-def test_a_scaler_that_is_switched_off() -> None:
-    """Nothing is scaled, and both train."""
-    accelerator = Accelerator(cpu=True, mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(enabled=False)])
-    models, optimizers, plain = made(accelerator)
-    batch = torch.rand(2, 4)
-    for model, optimizer in zip(models, optimizers, strict=True):
-        accelerator.backward(model(batch).mean())
-        accelerator.clip_grad_norm_(model.parameters(), 1e6)
-        optimizer.step()
-    train_plainly(plain, [batch])
-    compare(models, plain)

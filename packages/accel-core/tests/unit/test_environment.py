@@ -175,28 +175,14 @@ PREFIXES = {
 
 ENDINGS = {
     *("FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_WGRAD", "USE_AUTOCAST_DURING_EVAL"),
-    *("USE_DYNAMIC", "USE_FULLGRAPH", "USE_MXFP8_BLOCK_SCALING"),
-    *("USE_REGIONAL_COMPILATION",),
+    *("USE_DYNAMIC", "USE_FULLGRAPH", "USE_MXFP8_BLOCK_SCALING", "USE_REGIONAL_COMPILATION"),
 }
 """What follows one of the prefixes; an option's variable ends in it."""
 
-SAMPLES = ("true", "2", "eager", "bf16", "SHARDED_STATE_DICT", "FULL_SHARD", "TRANSFORMER_BASED_WRAP", "BACKWARD_POST")
-SAMPLES = (
-    *SAMPLES,
-    "cpu",
-    "O1",
-    "AO",
-    "E4M3",
-    "max-autotune",
-    "alltoall",
-    "torch",
-    "deepspeed",
-    "sdpa",
-    "1.5",
-    "word",
-    "false",
-    "3",
-)
+SAMPLES = [
+    *("true", "2", "eager", "bf16", "SHARDED_STATE_DICT", "FULL_SHARD", "TRANSFORMER_BASED_WRAP", "BACKWARD_POST"),
+    *("cpu", "O1", "AO", "E4M3", "max-autotune", "alltoall", "torch", "deepspeed", "sdpa", "1.5", "word", "false", "3"),
+]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name in EFFECTS])

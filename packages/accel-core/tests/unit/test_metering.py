@@ -24,11 +24,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.host.run_card import RunCard
-from accel_core.metering import _PARTS, Measurement, Meter, _peak_flops
+from accel_core.metering import _PARTS, Measurement, _peak_flops
 from accel_core.plugins.handlers import MeterKwargs
 from accel_core.state.gradient import GradientState
 from accel_core.strategies.strategy import Strategy
-from accel_core.tracking.tracker import GeneralTracker, on_main_process
+from accel_core.tracking.tracker import GeneralTracker
 from accel_testing import requires
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -220,36 +220,30 @@ def test_training_is_the_same_with_a_meter() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-def rows_with_padding() -> DataLoader[Any]:
-    """Return a loader of sequences that are filled up to eight tokens."""
-    rows = [{"ids": torch.arange(8), "attention_mask": (torch.arange(8) < length).long()} for length in (3, 5, 8, 1)]
-    return DataLoader(rows, batch_size=2)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("tokens", "expected"), [("ids", 9), (lambda batch: batch["ids"].numel(), 16)])
-def test_tokens_are_counted_as_asked(tokens: Any, expected: int) -> None:
-    """An entry counts where its mask says so, and a function as it says."""
+@pytest.mark.parametrize(
+    ("tokens", "masked", "expected"),
+    [("ids", True, 9), (lambda batch: batch["ids"].numel(), True, 16), ("ids", False, 16)],
+)
+def test_tokens_are_counted_as_asked(
+    tokens: Any, masked: bool, expected: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An entry counts where its mask says so, whole and with a warning without one, and a function as it says."""
     accelerator = metered(tokens=tokens, flops=None)
-    layer, optimizer, loader = prepared(accelerator, nn.Linear(8, 1), rows_with_padding())
-    for batch in loader:
-        accelerator.backward(layer(batch["ids"].float()).mean())
-        optimizer.step()
-    found = measured(accelerator)
-    assert found.tokens_per_second == pytest.approx(expected / found.seconds)
-
-
-def test_unmasked_tokens_count_and_missing_entries_are_refused(caplog: pytest.LogCaptureFixture) -> None:
-    """Batches without a mask are counted whole, which a warning says; an entry that is not there has an error."""
-    accelerator = metered(tokens="ids", flops=None)
-    rows = DataLoader([{"ids": torch.arange(8.0)}] * 4, batch_size=2)  # type: ignore[arg-type]
-    layer, optimizer, loader = prepared(accelerator, nn.Linear(8, 1), rows)
+    masks = [{"attention_mask": (torch.arange(8) < length).long()} if masked else {} for length in (3, 5, 8, 1)]
+    rows: Any = [{"ids": torch.arange(8.0), **mask} for mask in masks]
+    layer, optimizer, loader = prepared(accelerator, nn.Linear(8, 1), DataLoader(rows, batch_size=2))
     for batch in loader:
         accelerator.backward(layer(batch["ids"]).mean())
         optimizer.step()
     found = measured(accelerator)
-    assert found.tokens_per_second == pytest.approx(16 / found.seconds)
-    assert "without an 'attention_mask'" in caplog.text
-    for rows in (DataLoader(Rows(4)), DataLoader([{"x": 1}])):  # type: ignore[arg-type,assignment]
+    assert found.tokens_per_second == pytest.approx(expected / found.seconds)
+    assert ("without an 'attention_mask'" in caplog.text) is not masked
+
+
+def test_tokens_of_a_missing_entry_are_refused() -> None:
+    """The error names the argument and asks for an entry that is there."""
+    accelerator = metered(tokens="ids", flops=None)
+    for rows in (DataLoader(Rows(4)), DataLoader([{"x": 1}])):  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match=r"tokens='ids' of MeterKwargs is an entry .* Name one of"):
             next(iter(accelerator.prepare(rows)))
 
@@ -331,23 +325,15 @@ def test_a_step_on_a_device_is_read_once_its_events_have_passed() -> None:
 class Kept(GeneralTracker):
     """A tracker that keeps what it gets."""
 
-    name = "kept"
-    requires_logging_directory = False
+    name, requires_logging_directory, tracker = "kept", False, None
 
     def __init__(self) -> None:
         super().__init__()
         self.entries: list[tuple[dict[str, Any], int | None]] = []
 
-    @property
-    def tracker(self) -> Kept:
-        """The tracker itself."""
-        return self
-
-    @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep nothing of it."""
 
-    @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Keep the values."""
         self.entries.append((values, step))
@@ -485,17 +471,10 @@ def test_the_launcher_learns_the_utilization(monkeypatch: pytest.MonkeyPatch, tm
     assert json.loads(path.read_text().splitlines()[1])["mfu"] == measured(accelerator).mfu
 
 
-def test_it_is_one_meter_of_the_process() -> None:
-    """The meter of an Accelerator is the one that its loaders and optimizers tell of steps."""
-    accelerator = metered()
-    assert isinstance(accelerator.meter, Meter)
-    assert accelerator.gradient_state.extensions == [accelerator.meter]
-
-
-def test_a_long_evaluation_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no step ends the marks do not pile up; the step that they belong to is not measured, the next one is."""
+def test_passes_that_no_step_follows_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither marks nor passes pile up; the step that they belong to is not measured, the next one is."""
     monkeypatch.setattr("accel_core.metering._MOST", 20)
-    accelerator = metered(flops=None)
+    accelerator = metered()
     model, optimizer, loader = prepared(accelerator, Net(), DataLoader(Rows(12), batch_size=4))
     test = accelerator.prepare(DataLoader(Rows(400), batch_size=4))
     epoch = train(accelerator, model, optimizer, loader)
@@ -503,25 +482,14 @@ def test_a_long_evaluation_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch)
     for batch in test:
         with torch.no_grad():
             model(batch)
-    meter = accelerator.meter
-    assert meter is not None
-    assert len(meter._marks) < 30
-    next(epoch)
-    assert meter.last is None
-    next(epoch)
-    assert measured(accelerator).steps == 1
-
-
-def test_passes_that_no_step_follows_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With gradients and without a loader, neither marks nor passes pile up."""
-    monkeypatch.setattr("accel_core.metering._MOST", 20)
-    accelerator = metered()
-    model, batch = accelerator.prepare(Net()), torch.rand(4, 16)
-    for _ in range(100):
         model(batch)
     meter = accelerator.meter
     assert meter is not None
     assert max(len(meter._marks), len(meter._reading.passes)) < 30
+    next(epoch)
+    assert meter.last is None
+    next(epoch)
+    assert measured(accelerator).steps == 1
 
 
 def test_a_model_in_the_place_of_a_freed_one_has_its_own_flops() -> None:

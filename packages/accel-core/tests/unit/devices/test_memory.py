@@ -18,66 +18,47 @@ FULL = "CUDA out of memory. Tried to allocate 2 GiB"
 
 
 @pytest.mark.slow
-def test_batches_shrink_by_a_tenth_until_they_fit():
-    """Nine tenths, rounded down, each time; the size that worked is where the next call starts."""
+def test_batches_shrink_until_they_fit():
+    """By a tenth, rounded down, or as a function says; the size that worked is where the next call starts."""
     tried = []
 
-    @find_executable_batch_size(starting_batch_size=128)
     def train(batch_size, *, stop):
         tried.append(batch_size)
         if batch_size > stop:
             raise RuntimeError(FULL)
         return batch_size
 
-    assert train(stop=95) == 92
-    assert tried == [128, 115, 103, 92]
+    run = find_executable_batch_size(train, starting_batch_size=128)
+    assert run(stop=95) == 92
+    assert run(stop=95) == 92
+    assert tried == [128, 115, 103, 92, 92]
     tried.clear()
-    assert train(stop=95) == 92
-    assert tried == [92]
-
-
-@pytest.mark.slow
-def test_another_rule_for_shrinking():
-    """A function of one's own says the next size."""
     sizes = iter([7, 3])
-    tried = []
-
-    @find_executable_batch_size(starting_batch_size=16, reduce_batch_size_fn=lambda: next(sizes))
-    def train(batch_size):
-        tried.append(batch_size)
-        if batch_size > 3:
-            raise torch.OutOfMemoryError("full")
-        return "done"
-
-    assert train() == "done"
+    run = find_executable_batch_size(train, starting_batch_size=16, reduce_batch_size_fn=lambda: next(sizes))
+    assert run(stop=3) == 3
     assert tried == [16, 7, 3]
 
 
 @pytest.mark.slow
-def test_nothing_fits():
-    """When not even one sample fits, the error says so."""
+@pytest.mark.parametrize(
+    ("raised", "expected", "said", "tries"),
+    [
+        (RuntimeError(FULL), OutOfMemoryError, "No executable batch size found, reached zero", [2, 1]),
+        (ValueError("a bug"), ValueError, "a bug", [2]),
+    ],
+)
+def test_where_nothing_fits_or_another_error_comes_it_ends(raised, expected, said, tries):
+    """Not even one sample fits, or the error is not about memory and comes through at the first size."""
+    tried = []
 
     @find_executable_batch_size(starting_batch_size=2)
     def train(batch_size):
-        raise RuntimeError(FULL)
-
-    with pytest.raises(OutOfMemoryError, match="No executable batch size found, reached zero"):
-        train()
-
-
-@pytest.mark.slow
-def test_other_errors_pass():
-    """An error that is not about memory comes through at the first size."""
-    tried = []
-
-    @find_executable_batch_size(starting_batch_size=4)
-    def train(batch_size):
         tried.append(batch_size)
-        raise ValueError("a bug")
+        raise raised
 
-    with pytest.raises(ValueError, match="a bug"):
+    with pytest.raises(expected, match=said):
         train()
-    assert tried == [4]
+    assert tried == tries
 
 
 @pytest.mark.slow

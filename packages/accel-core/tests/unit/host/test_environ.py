@@ -16,15 +16,11 @@ def test_words_are_read_as_truth(word: str, truth: bool) -> None:
     assert environ.str_to_bool(word, to_bool=True) is truth
 
 
-def test_word_that_is_neither_names_the_variable() -> None:
+def test_what_cannot_be_read_names_the_variable() -> None:
     """The error says which variable, what it held, and what it may hold."""
     told = pytest.raises(ConfigurationError, match=r"ACCELERATE_DEBUG_MODE.*'maybe'.*Use one of")
     with environ.patch_environment(ACCELERATE_DEBUG_MODE="maybe"), told:
         environ.flag("ACCELERATE_DEBUG_MODE")
-
-
-def test_number_that_is_none_names_the_variable() -> None:
-    """A rank that is no number is refused by name."""
     with environ.patch_environment(rank="first"), pytest.raises(ConfigurationError, match=r"RANK.*'first'"):
         environ.integer("RANK")
 

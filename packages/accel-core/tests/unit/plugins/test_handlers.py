@@ -20,18 +20,13 @@ class _Sample(handlers.KwargsHandler):
 
 
 def test_only_changed_fields_become_kwargs() -> None:
-    """`to_kwargs` holds the fields that differ from their default, `to_dict` all, both as copies."""
+    """`to_kwargs` holds what differs from its default or was added, `to_dict` all fields, both as copies."""
     sample = _Sample(words=["a"])
     assert sample.to_kwargs() == {"words": ["a"]}
     assert sample.to_dict() == {"number": 1, "words": ["a"]}
     assert sample.to_dict()["words"] is not sample.words
-
-
-def test_an_attribute_added_later_is_kept() -> None:
-    """An attribute that is no field of the class counts as changed."""
-    sample = _Sample()
     sample.extra = 4  # type: ignore[attr-defined]
-    assert sample.to_kwargs() == {"extra": 4}
+    assert sample.to_kwargs() == {"words": ["a"], "extra": 4}
 
 
 @pytest.mark.parametrize(
@@ -61,17 +56,18 @@ def test_ddp_leaves_the_hook_out_of_its_arguments() -> None:
     assert "comm_hook" in kwargs.to_dict(ignore_keys=())
 
 
-@pytest.mark.parametrize("field_name", ["comm_hook", "comm_wrapper"])
-def test_unknown_hooks_are_refused(field_name: str) -> None:
-    """A hook or wrapper that is not known is an error, not silence."""
-    with pytest.raises(ConfigurationError, match=r"'gzip'.*fp16"):
-        handlers.DistributedDataParallelKwargs(**{field_name: "gzip"})
-
-
-def test_power_sgd_is_no_wrapper() -> None:
-    """Only number formats may wrap another hook."""
-    with pytest.raises(ConfigurationError, match="wrapper"):
-        handlers.DistributedDataParallelKwargs(comm_wrapper=DDPCommunicationHookType.POWER_SGD)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"comm_hook": "gzip"}, r"'gzip'.*fp16"),
+        ({"comm_wrapper": "gzip"}, r"'gzip'.*fp16"),
+        ({"comm_wrapper": DDPCommunicationHookType.POWER_SGD}, "wrapper"),
+    ],
+)
+def test_unknown_hooks_are_refused(arguments: dict[str, Any], said: str) -> None:
+    """A hook that is not known is an error, not silence, and only number formats may wrap another hook."""
+    with pytest.raises(ConfigurationError, match=said):
+        handlers.DistributedDataParallelKwargs(**arguments)
 
 
 class _Recorder:
@@ -80,13 +76,6 @@ class _Recorder:
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         self.calls.append((state, hook))
-
-
-def test_no_hook_registers_nothing() -> None:
-    """Without a hook and a wrapper the model is left alone."""
-    recorder = _Recorder()
-    handlers.DistributedDataParallelKwargs().register_comm_hook(recorder)  # type: ignore[arg-type]
-    assert recorder.calls == []
 
 
 @requires("numpy")  # torch's powerSGD imports it
@@ -102,8 +91,10 @@ def test_power_sgd_gets_its_state(kind: DDPCommunicationHookType) -> None:
 
 
 def test_hooks_may_be_given_by_value() -> None:
-    """A hook given as text is the same as the enumeration's member."""
+    """A hook given as text is the same as the enumeration's member; without one the model is left alone."""
     recorder = _Recorder()
+    handlers.DistributedDataParallelKwargs().register_comm_hook(recorder)  # type: ignore[arg-type]
+    assert recorder.calls == []
     handlers.DistributedDataParallelKwargs(comm_hook="fp16").register_comm_hook(recorder)  # type: ignore[arg-type]
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -111,13 +102,9 @@ def test_hooks_may_be_given_by_value() -> None:
 
 
 def test_profiler_records_what_was_asked() -> None:
-    """A built profiler records the named activity under the schedule."""
+    """A built profiler records the named activity under the schedule; what torch cannot record is named."""
     built = handlers.ProfileKwargs(activities=["cpu"], schedule_option={"wait": 1, "warmup": 1, "active": 1}).build()
     assert built.activities == {torch.profiler.ProfilerActivity.CPU}
     assert built.schedule(0) is torch.profiler.ProfilerAction.NONE
-
-
-def test_unknown_activity_is_refused() -> None:
-    """An activity that torch cannot record is named together with those it can."""
     with pytest.raises(ConfigurationError, match=r"\['abacus'\].*cpu"):
         handlers.ProfileKwargs(activities=["abacus"]).build()  # type: ignore[list-item]

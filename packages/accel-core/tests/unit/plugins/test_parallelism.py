@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import RowwiseParallel
 
 from accel_core.errors import ConfigurationError
+from accel_core.host.environ import patch_environment
 from accel_core.plugins import parallelism
 from accel_core.plugins.parallelism import ParallelismConfig
 
@@ -26,12 +27,15 @@ def ranks_24() -> Iterator[None]:
 
 
 def test_one_rank_has_no_axes() -> None:
-    """Without sizes every axis holds one rank and none is active."""
+    """Without sizes every axis holds one rank and none is active; a mesh of several needs a kind of device."""
     config = ParallelismConfig()
     assert config.total_size == config.data_parallel_size == config.non_data_parallel_size == 1
     assert config.active_mesh_dims == []
     assert config.fsdp_dim_names == [], "a mesh without the axis has no group of that name"
     assert config.build_device_mesh("cpu") is None
+    assert ParallelismConfig(sp_size=2, dp_shard_size=2).build_device_mesh("cpu") is None, "DeepSpeed lays it out"
+    with pytest.raises(ConfigurationError, match="device_type"):
+        ParallelismConfig(dp_shard_size=2).get_device_mesh()
 
 
 @pytest.mark.parametrize(
@@ -73,25 +77,17 @@ def test_axes_are_named_by_their_job(
     assert config.data_parallel_size * config.non_data_parallel_size == config.total_size
 
 
-def test_environment_fills_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_fills_the_sizes() -> None:
     """Sizes, backends and handlers come from PARALLELISM_CONFIG_*, and an argument is stronger."""
-    monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2")
-    monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "3")
-    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
-    monkeypatch.setenv("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "alltoall")
-    config = ParallelismConfig(dp_shard_size=4)
+    sizes = {"DP_REPLICATE_SIZE": 2, "DP_SHARD_SIZE": 3, "CP_SIZE": 2, "CP_COMM_STRATEGY": "alltoall"}
+    with patch_environment(**{f"PARALLELISM_CONFIG_{name}": value for name, value in sizes.items()}):
+        config = ParallelismConfig(dp_shard_size=4)
     assert (config.dp_replicate_size, config.dp_shard_size, config.cp_size) == (2, 4, 2)
     assert config.cp_handler is not None
     assert config.cp_handler.cp_comm_strategy == "alltoall"
-
-
-def test_sequence_parallelism_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Length, its variability and the attention come from PARALLELISM_CONFIG_SP_*."""
-    monkeypatch.setenv("PARALLELISM_CONFIG_SP_SIZE", "2")
-    monkeypatch.setenv("PARALLELISM_CONFIG_SP_SEQ_LENGTH", "8")
-    monkeypatch.setenv("PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE", "false")
-    monkeypatch.setenv("PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION", "sdpa")
-    handler = ParallelismConfig().sp_handler
+    sequence = {"SIZE": 2, "SEQ_LENGTH": 8, "SEQ_LENGTH_IS_VARIABLE": "false", "ATTN_IMPLEMENTATION": "sdpa"}
+    with patch_environment(**{f"PARALLELISM_CONFIG_SP_{name}": value for name, value in sequence.items()}):
+        handler = ParallelismConfig().sp_handler
     assert handler is not None
     assert (handler.sp_seq_length, handler.sp_seq_length_is_variable) == (8, False)
     assert handler.sp_attn_implementation == "sdpa"
@@ -102,35 +98,28 @@ def _fixed(length: int) -> parallelism.DeepSpeedSequenceParallelConfig:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("kind", "arguments", "words"),
     [
-        ({"sp_attn_implementation": "own"}, r"sp_attn_implementation='own'"),
-        ({"sp_seq_length_is_variable": False}, r"no sp_seq_length"),
+        (ParallelismConfig, {"tp_size": 0}, r"tp_size=0"),
+        (ParallelismConfig, {"dp_shard_size": -1}, r"dp_shard_size=-1"),
+        (ParallelismConfig, {"cp_size": 2, "sp_size": 2}, r"exclude each other.*cp_size=2 and sp_size=2"),
+        (ParallelismConfig, {"cp_backend": "rings"}, r"'rings'.*torch"),
+        (ParallelismConfig, {"sp_backend": "rings"}, r"'rings'.*deepspeed"),
+        (ParallelismConfig, {"sp_size": 4, "sp_handler": _fixed(6)}, r"equal parts; got sp_seq_length=6 and sp_size=4"),
+        (ParallelismConfig, {"cp_size": 2, "cp_handler": 3}, r"cp_handler.*int.*TorchContextParallelConfig"),
+        (parallelism.DeepSpeedSequenceParallelConfig, {"sp_attn_implementation": "eager"}, r"'eager'.*sdpa"),
+        (parallelism.DeepSpeedSequenceParallelConfig, {"sp_seq_length_is_variable": False}, r"no sp_seq_length"),
+        (parallelism.TorchContextParallelConfig, {"cp_comm_strategy": "post"}, r"'post'.*allgather"),
+        (parallelism.TorchTensorParallelConfig, {"tp_plan": {}}, "got tp_plan={}"),
+        (parallelism.TorchTensorParallelConfig, {"tp_plan": "colwise"}, "got tp_plan='colwise'"),
+        (parallelism.TorchTensorParallelConfig, {"tp_plan": None}, "got tp_plan=None"),
     ],
 )
-def test_sequence_settings_that_cannot_be_are_refused(arguments: dict[str, Any], words: str) -> None:
-    """An attention that needs a mask, and a fixed length that nobody gives, are named; kernels of the hub are not."""
+def test_settings_that_cannot_be_are_refused(kind: type, arguments: dict[str, Any], words: str) -> None:
+    """Sizes, backends, attentions, plans and combinations that cannot be are refused with what to change."""
     with pytest.raises(ConfigurationError, match=words):
-        parallelism.DeepSpeedSequenceParallelConfig(**arguments)
+        kind(**arguments)
     assert parallelism.DeepSpeedSequenceParallelConfig(sp_attn_implementation="kernels-community/flash-attn2")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"tp_size": 0}, r"tp_size=0"),
-        ({"dp_shard_size": -1}, r"dp_shard_size=-1"),
-        ({"cp_size": 2, "sp_size": 2}, r"exclude each other.*cp_size=2 and sp_size=2"),
-        ({"cp_backend": "rings"}, r"'rings'.*torch"),
-        ({"sp_backend": "rings"}, r"'rings'.*deepspeed"),
-        ({"sp_size": 4, "sp_handler": _fixed(6)}, r"equal parts; got sp_seq_length=6 and sp_size=4"),
-        ({"cp_size": 2, "cp_handler": 3}, r"cp_handler.*int.*TorchContextParallelConfig"),
-    ],
-)
-def test_layouts_that_cannot_be_are_refused(arguments: dict[str, Any], words: str) -> None:
-    """Sizes, backends and combinations that cannot be are refused with what to change."""
-    with pytest.raises(ConfigurationError, match=words):
-        ParallelismConfig(**arguments)
 
 
 @pytest.mark.usefixtures("ranks_24")
@@ -170,17 +159,6 @@ def test_other_libraries_can_lay_the_mesh_out(ranks_24: None, monkeypatch: pytes
     assert pickle.loads(pickle.dumps(config)).device_mesh is None
 
 
-def test_a_mesh_needs_a_kind_of_device() -> None:
-    """The first call without a kind of device is refused."""
-    with pytest.raises(ConfigurationError, match="device_type"):
-        ParallelismConfig(dp_shard_size=2).get_device_mesh()
-
-
-def test_deepspeed_lays_its_ranks_out_itself() -> None:
-    """With sequence parallelism of DeepSpeed no mesh is built here."""
-    assert ParallelismConfig(sp_size=2, dp_shard_size=2).build_device_mesh("cpu") is None
-
-
 def test_everything_can_be_written_as_json() -> None:
     """The configuration, with its handlers, survives JSON."""
     handler = parallelism.TorchTensorParallelConfig(tp_plan={"up": "colwise", "down": RowwiseParallel()})
@@ -190,14 +168,3 @@ def test_everything_can_be_written_as_json() -> None:
     assert written["cp_handler"] == {"cp_comm_strategy": "allgather"}
     assert written["dp_shard_size"] == 2
     assert "total_size=8" in repr(config)
-
-
-def test_handlers_are_checked() -> None:
-    """A strategy or attention that does not exist, and what is no plan, are refused."""
-    with pytest.raises(ConfigurationError, match=r"'post'.*allgather"):
-        parallelism.TorchContextParallelConfig("post")
-    with pytest.raises(ConfigurationError, match=r"'eager'.*sdpa"):
-        parallelism.DeepSpeedSequenceParallelConfig(sp_attn_implementation="eager")
-    for plan in ({}, "colwise", None):
-        with pytest.raises(ConfigurationError, match=f"got tp_plan={plan!r}"):
-            parallelism.TorchTensorParallelConfig(tp_plan=plan)  # type: ignore[arg-type]

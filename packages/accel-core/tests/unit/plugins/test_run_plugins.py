@@ -20,13 +20,6 @@ def test_project_fills_the_logging_folder_once() -> None:
     assert ProjectConfiguration("run", logging_dir="logs").logging_dir == "logs"
 
 
-def test_uneven_end_is_checked() -> None:
-    """A way of ending uneven streams that does not exist is refused with those that do."""
-    assert DataLoaderConfiguration().uneven_end == "drop"
-    with pytest.raises(ConfigurationError, match=r"'wait'.*drop.*repeat.*empty"):
-        DataLoaderConfiguration(uneven_end="wait")  # type: ignore[arg-type]
-
-
 def test_positions_are_restored_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
     """The argument is stronger than the variable, which is stronger than the default of the process; it is yes."""
     default, yes, no = (DataLoaderConfiguration(restore_position=choice) for choice in (None, True, False))
@@ -40,25 +33,20 @@ def test_positions_are_restored_as_the_settings_say(monkeypatch: pytest.MonkeyPa
         assert default.restores_position
 
 
-@pytest.mark.parametrize("steps", [0, -1, "two", 1.5])
-def test_accumulation_windows_end(steps: object) -> None:
-    """A window of no, negative or broken length is refused."""
-    with pytest.raises(ConfigurationError, match="num_steps"):
-        GradientAccumulationPlugin(num_steps=steps)  # type: ignore[arg-type]
-
-
-def test_short_windows_are_divided_by_a_known_length() -> None:
-    """Another word than actual and full is refused."""
-    with pytest.raises(ConfigurationError, match=r"short_window is not one of its choices; got 'half'.*actual.*full"):
-        GradientAccumulationPlugin(short_window="half")  # type: ignore[arg-type]
-
-
-def test_accumulation_kwargs_are_what_was_changed() -> None:
-    """Only fields that differ from the default are passed on."""
-    assert GradientAccumulationPlugin(num_steps=2, adjust_scheduler=False).to_kwargs() == {
-        "num_steps": 2,
-        "adjust_scheduler": False,
-    }
+@pytest.mark.parametrize(
+    ("kind", "arguments", "said"),
+    [
+        *((GradientAccumulationPlugin, {"num_steps": steps}, "num_steps") for steps in (0, -1, "two", 1.5)),
+        (GradientAccumulationPlugin, {"short_window": "half"}, r"short_window is.*; got 'half'.*actual.*full"),
+        (DataLoaderConfiguration, {"uneven_end": "wait"}, r"'wait'.*drop.*repeat.*empty"),
+        (TorchDynamoPlugin, {"backend": "gcc"}, r"'gcc'.*inductor"),
+    ],
+)
+def test_unknown_choices_and_broken_windows_are_refused(kind: type, arguments: dict[str, object], said: str) -> None:
+    """A window of no, negative or broken length, and words that are no choice, are refused with those that are."""
+    with pytest.raises(ConfigurationError, match=said):
+        kind(**arguments)
+    assert DataLoaderConfiguration().uneven_end == "drop"
 
 
 def test_compilation_defaults_to_none_at_all() -> None:
@@ -91,9 +79,3 @@ def test_compilers_are_known_by_any_spelling(name: str) -> None:
     assert plugin.backend is DynamoBackend.INDUCTOR
     assert plugin.to_kwargs() == {"backend": "inductor"}
     assert plugin.to_dict()["backend"] == "inductor"
-
-
-def test_unknown_compiler_is_refused() -> None:
-    """A compiler that does not exist is refused with the list of those that do."""
-    with pytest.raises(ConfigurationError, match=r"'gcc'.*inductor"):
-        TorchDynamoPlugin(backend="gcc")  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ import pickle
 import pytest
 import torch
 
-from accel_core.devices.xla import XlaDevice
 from accel_core.errors import ConfigurationError, DeviceUnavailableError, MissingDependencyError
 from accel_core.host.environ import patch_environment
 from accel_core.options.enums import DistributedType, FP8BackendType
@@ -21,6 +20,7 @@ from accel_core.precision.fp8.torchao import (
     has_ao_layers,
 )
 from accel_core.precision.outputs import convert_to_fp32
+from accel_core.precision.precision import Precision
 from accel_core.precision.scaler import get_grad_scaler
 from accel_core.process.world import World
 from accel_testing import requires
@@ -36,17 +36,16 @@ def _model() -> torch.nn.Sequential:
     )
 
 
-def test_fp16_where_the_device_has_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hardware that does not train in fp16 is named, and so is what to use."""
-    monkeypatch.setattr(XlaDevice, "supports_fp16", False)
+def _chosen(name: str, *recipes: AORecipeKwargs) -> Precision:
+    here = World(0, 1, 0, 1, CPU, None, DistributedType.NO)
+    return registry.choose(name, here, AutocastKwargs(), GradScalerKwargs(), list(recipes))
+
+
+def test_fp16_where_the_device_has_none_is_refused() -> None:
+    """Hardware that does not train in fp16, as TPUs, is named, and so is what to use."""
     here = World(0, 1, 0, 1, torch.device("xla:0"), None, DistributedType.XLA)
     with pytest.raises(DeviceUnavailableError, match=r"xla:0 does .*; got mixed_precision='fp16'\. Use .*'bf16'"):
         registry.choose("fp16", here, AutocastKwargs(), GradScalerKwargs())
-
-
-def test_xla_trains_without_fp16() -> None:
-    """TPUs have no fp16 training; the class says so."""
-    assert XlaDevice.supports_fp16 is False
 
 
 def test_wrapped_model_is_copied_and_computes_alike() -> None:
@@ -84,13 +83,7 @@ def test_torchao_converts_inner_layers_and_trains() -> None:
     x = torch.randn(32, 16)
     expected = model(x)
     assert find_first_last_linear_layers(model) == ("0", "4")
-    precision = registry.choose(
-        "fp8",
-        World(0, 1, 0, 1, CPU, None, DistributedType.NO),
-        AutocastKwargs(),
-        GradScalerKwargs(),
-        [AORecipeKwargs()],
-    )
+    precision = _chosen("fp8", AORecipeKwargs())
     assert isinstance(precision, TorchaoPrecision)
     assert precision.fp8_backend is FP8BackendType.AO
     wrapped = precision.wrap(precision.convert(model))
@@ -131,9 +124,7 @@ def test_library_that_is_missing_is_named(name: str) -> None:
 
 def test_plain_precision_changes_nothing() -> None:
     """Full precision has no scaler, and wraps nothing; a model stays picklable."""
-    precision = registry.choose(
-        "no", World(0, 1, 0, 1, CPU, None, DistributedType.NO), AutocastKwargs(), GradScalerKwargs()
-    )
+    precision = _chosen("no")
     model = _model()
     assert precision.wrap(precision.convert(model)) is model
     assert precision.scaler is None

@@ -28,12 +28,13 @@ def test_every_partial_state_is_one() -> None:
     assert (first.num_processes, first.process_index, first.device.type) == (1, 0, "cpu")
     assert first.distributed_type is DistributedType.NO
     assert not first.use_distributed
+    assert pickle.loads(pickle.dumps(first)).num_processes == 1
     PartialState._reset_state()
     assert PartialState._shared_state == {}
 
 
 def test_old_object_after_a_reset_says_so() -> None:
-    """An attribute of a state that was reset is a named error, which hasattr and getattr with a default understand."""
+    """Its attributes, and what needs the other processes, are a named error, which hasattr and getattr understand."""
     process, run = PartialState(), Accelerator().state
     AcceleratorState._reset_state(reset_partial_state=True)
     for state in (process, run):
@@ -43,12 +44,6 @@ def test_old_object_after_a_reset_says_so() -> None:
             _ = state.device
         assert not hasattr(state, "num_processes")
         assert getattr(state, "num_processes", 7) == 7
-
-
-def test_old_object_after_a_reset_waits_for_nobody() -> None:
-    """What needs the other processes is the same error, and sets up no state of its own."""
-    process = PartialState()
-    PartialState._reset_state()
     for ask in (process.wait_for_everyone, process.local_main_process_first, lambda: repr(process)):
         with pytest.raises(StateResetError, match="no attribute `distributed_type`"):
             ask()
@@ -76,23 +71,11 @@ def test_label_follows_the_environment_of_the_moment() -> None:
         assert PartialState().distributed_type is DistributedType.DEEPSPEED
 
 
-def test_run_state_reads_precision_from_the_environment() -> None:
-    """ACCELERATE_MIXED_PRECISION counts where no argument is given."""
-    with patch_environment(ACCELERATE_MIXED_PRECISION="BF16"):
-        assert Accelerator().state.mixed_precision == "bf16"
-    assert is_initialized()
-
-
-def test_unknown_precision_leaves_no_state() -> None:
-    """The error lists the known ones, and nothing was set."""
-    with pytest.raises(ConfigurationError, match=r"'fp4'.*bf16"):
-        Accelerator(mixed_precision="fp4")
-    assert not is_initialized()
-
-
 def test_second_precision_is_refused() -> None:
-    """One process trains in one precision."""
-    Accelerator(mixed_precision="bf16")
+    """One process trains in one precision, also where the environment chose it, in any case of letters."""
+    with patch_environment(ACCELERATE_MIXED_PRECISION="BF16"):
+        Accelerator()
+    assert is_initialized()
     with pytest.raises(ConfigurationError, match=r"'fp16'.*'bf16'"):
         AcceleratorState(mixed_precision="fp16")
     assert AcceleratorState().mixed_precision == "bf16"
@@ -108,11 +91,6 @@ def test_reset_of_the_run_keeps_the_process() -> None:
     assert PartialState._shared_state == {}
 
 
-def test_states_are_pickled() -> None:
-    """Consumers pickle arguments that hold a state."""
-    assert pickle.loads(pickle.dumps(PartialState())).num_processes == 1
-
-
 def test_functions_of_chosen_processes() -> None:
     """With one process every choice that names it runs, and no other."""
     state = PartialState()
@@ -123,16 +101,18 @@ def test_functions_of_chosen_processes() -> None:
     assert state.on_local_process(lambda: 5, local_process_index=3)() is None
 
 
-def test_split_of_a_dict_with_unequal_lengths_is_refused() -> None:
-    """The error names each key's length."""
-    with pytest.raises(DataError, match=r"'a': 2.*'b': 3"):
-        split_for_rank({"a": [1, 2], "b": [1, 2, 3]}, 0, 2)
-
-
-@pytest.mark.parametrize("value", [7.5, torch.tensor(7.5), None])
-def test_split_of_a_dict_with_a_value_without_length_is_refused(value: object) -> None:
-    """The error names the key, whose value cannot be divided."""
-    with pytest.raises(UnsupportedTypeError, match=rf"got {type(value).__name__} at 'scale'"):
+@pytest.mark.parametrize(
+    ("value", "error", "said"),
+    [
+        ([1, 2, 3], DataError, r"'prompts': 2.*'scale': 3"),
+        (7.5, UnsupportedTypeError, "got float at 'scale'"),
+        (torch.tensor(7.5), UnsupportedTypeError, "got Tensor at 'scale'"),
+        (None, UnsupportedTypeError, "got NoneType at 'scale'"),
+    ],
+)
+def test_a_dict_that_cannot_be_divided_is_refused(value: object, error: type[Exception], said: str) -> None:
+    """The error names each key's length, or the key whose value has none."""
+    with pytest.raises(error, match=said):
         split_for_rank({"prompts": ["a", "b"], "scale": value}, 0, 2)
 
 
@@ -223,7 +203,7 @@ def test_evaluation_inside_an_epoch_is_not_the_training_loader() -> None:
 
 
 def test_training_on_another_loader_is_noticed() -> None:
-    """After an epoch broken off, the loader that gives batches is the one that counts."""
+    """After an epoch broken off, the loader that gives batches is the one that counts; loaders are held weakly."""
     state = GradientState()
     first, second = _Loader(3), _Loader(3)
     state._add_dataloader(first)
@@ -232,13 +212,6 @@ def test_training_on_another_loader_is_noticed() -> None:
     state._add_dataloader(second)
     state._advance(second)
     assert state.training_dataloader() is second
-
-
-def test_forgotten_loader_does_not_linger() -> None:
-    """Loaders are held weakly."""
-    state = GradientState()
-    loader = _Loader(1)
-    state._add_dataloader(loader)
-    del loader
+    del first, second
     assert not state.in_dataloader
     assert state.remainder == -1

@@ -5,12 +5,9 @@ import warnings
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
-from torch.utils.data.distributed import DistributedSampler
 
 from accel_core.accelerator import Accelerator
-from accel_core.data.prepare import prepare_data_loader
 from accel_core.plugins.loading import DataLoaderConfiguration
-from accel_core.process.world import ensure
 from accel_testing import requires, world
 
 
@@ -119,16 +116,6 @@ def test_one_tensor_a_sample_stays_one_a_sample(length, even, equal):
 
 
 @world(2)
-def test_columns_in_a_list_are_joined():
-    """A list of columns with as many columns as samples is still joined column by column."""
-    accelerator = start()
-    data = [(torch.tensor([float(index)]), torch.tensor(index)) for index in range(7)]
-    loader = accelerator.prepare(DataLoader(data, batch_size=2))
-    left, right = zip(*gathered(accelerator, loader), strict=True)
-    assert torch.cat(left).flatten().tolist() == torch.cat(right).tolist() == list(range(7))
-
-
-@world(2)
 def test_nested_columns_of_varying_batches_keep_their_structure():
     """Columns made of mappings and tuples come back as such at every step, whatever the batches' sizes."""
 
@@ -188,28 +175,3 @@ def test_the_batch_after_the_loop_counts_its_own_samples(kind, dispatch):
         if accelerator.gradient_state.end_of_dataloader:
             break
     assert accelerator.gather_for_metrics(last).tolist() == [12]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@world(2)
-def test_a_sharded_loader_kept_goes_on_where_it_stood(workers):
-    """The position of a loader that was split before is counted in this rank's own batches."""
-
-    def make():
-        kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
-        data = DataLoader(range(13), batch_size=2, sampler=DistributedSampler(range(13)), **kwargs)
-        return prepare_data_loader(data, sharding="local")
-
-    rank = ensure().rank
-    uninterrupted = make()
-    whole, second = ([batch.tolist() for batch in uninterrupted] for _ in range(2))
-    for stop in range(1, len(whole) + 1):
-        loader = make()
-        for step, _ in enumerate(loader, 1):
-            if step == stop:
-                position = loader.cursor.state_dict()
-                break
-        resumed = make()
-        resumed.cursor.load_state_dict(position)
-        expected = whole[stop:] or second
-        assert [batch.tolist() for batch in resumed] == expected, (rank, stop, position["offset"])

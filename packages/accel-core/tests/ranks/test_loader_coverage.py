@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.prepare import prepare_data_loader
-from accel_core.errors import CollectiveError, RankDisagreementError, RemoteRankError
+from accel_core.errors import RankDisagreementError
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
 from accel_testing import world
@@ -167,28 +167,6 @@ def test_gather_object_option():
     assert [row.item() for row in rows] == [0, 1, 2, 3, 4]
 
 
-@world(3)
-def test_ranks_without_a_batch_do_not_wait():
-    """With even_batches=False a rank that has no last batch goes on, and the others gather among themselves."""
-    here, state = ensure(), GradientState()
-    loader = prepare_data_loader(DataLoader(range(8), batch_size=2), even_batches=False)
-    found = [gather_for_metrics(batch, state).tolist() for batch in loader]
-    whole = [[0, 1, 2, 3, 4, 5], [6, 7]]
-    assert found == whole[: 2 if here.is_main else 1]
-    loader = prepare_data_loader(DataLoader(range(9), batch_size=2), even_batches=False)
-    found = [gather_for_metrics({"value": batch}, state)["value"].tolist() for batch in loader]
-    assert found == [[0, 1, 2, 3, 4, 5], [6, 7, 8]][: 2 if here.rank < 2 else 1]
-
-
-@world(2)
-def test_custom_batch_sampler_of_any_sizes():
-    """Batches of different sizes go whole to ranks, and come back in order."""
-    state = GradientState()
-    batches = [[0, 1, 2], [3], [4, 5], [6, 7, 8, 9], [10]]
-    loader = prepare_data_loader(DataLoader(range(11), batch_sampler=batches))
-    assert [value for batch in loader for value in gather_for_metrics(batch, state)] == list(range(11))
-
-
 @world(2)
 def test_without_batching():
     """With batch_size=None single samples go round the ranks."""
@@ -257,11 +235,3 @@ def test_different_structures_are_refused():
         gather_for_metrics(torch.ones(2, dtype=torch.float32 if rank else torch.int64), state)
     with pytest.raises(RankDisagreementError, match="Ranks called gather with different data"):
         gather_for_metrics({"a": torch.ones(2)} if rank else {"b": torch.ones(2)}, state)
-
-
-@world(2)
-def test_objects_that_cannot_be_pickled():
-    """The rank whose object cannot be pickled says so, and the other learns of it."""
-    rank, state = ensure().rank, GradientState()
-    with pytest.raises(RemoteRankError if rank else CollectiveError, match="pickl"):
-        gather_for_metrics(["fine"] if rank else [lambda: None], state)

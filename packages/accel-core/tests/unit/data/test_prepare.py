@@ -13,7 +13,6 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
-    RandomSampler,
     Sampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -126,32 +125,16 @@ def test_settings_survive():
     assert get_sampler(prepared).generator is generator
 
 
-def test_workers_are_initialized_and_kept():
-    """The user's worker function runs, and persistent workers serve several epochs."""
-    loader = DataLoader(
-        range(8),
-        batch_size=2,
-        num_workers=1,
-        persistent_workers=True,
-        multiprocessing_context="fork",
-        worker_init_fn=lambda worker: (
-            setattr(torch.utils.data.get_worker_info().dataset, "seen", worker)
-            if hasattr(torch.utils.data.get_worker_info().dataset, "__dict__")
-            else None
-        ),
-    )
-    prepared = prepare(loader)
+def test_persistent_workers_are_kept():
+    """Workers that persist serve several epochs; a prepared loader comes back as it is."""
+    options = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+    prepared = prepare(DataLoader(range(8), batch_size=2, **options))
+    assert prepare(prepared) is prepared
     assert values(prepared) == values(prepared) == [[0, 1], [4, 5]]
     workers = prepared._iterator._workers
     assert values(prepared) == [[0, 1], [4, 5]]
     assert prepared._iterator._workers is workers
     prepared._iterator._shutdown_workers()
-
-
-def test_preparing_twice():
-    """A prepared loader comes back as it is."""
-    prepared = prepare(DataLoader(range(4)))
-    assert prepare(prepared) is prepared
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -496,6 +479,9 @@ def test_built_directly():
     assert (len(loader), loader.total_batch_size, loader.total_dataset_length) == (2, 2, 5)
     assert values(DataLoaderDispatcher(range(5), batch_size=2)) == [[0, 1], [2, 3], [4]]
     assert values(SkipDataLoader(Stream(5), skip_batches=2, batch_size=2)) == [[4]]
+    skipping = SkipDataLoader(range(9), batch_size=2, skip_batches=2)
+    assert values(skipping) == values(skipping) == [[4, 5], [6, 7], [8]]
+    assert len(skipping) == 3
 
 
 def test_batches_without_a_fixed_size_have_none():
@@ -579,6 +565,9 @@ def test_stateful_loader(ranks, streams, workers):
     assert isinstance(kept, Doubling)
     assert isinstance(kept, StatefulDataLoader)
     assert values(kept) == [[0, 3], [12, 15], [24, 0]]
+    built = DataLoaderShard(range(5), use_stateful_dataloader=True, batch_size=2)
+    assert isinstance(built, StatefulDataLoader)
+    assert values(built) == [[0, 1], [2, 3], [4]]
 
 
 @requires("torchdata")
@@ -605,31 +594,6 @@ def test_stateful_loader_skips_and_takes_positions(streams):
     by_both.cursor.load_state_dict(position)
     by_both.load_state_dict(state)
     assert values(by_position) == values(by_both) == whole[2:]
-
-
-@requires("torchdata")
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-def test_stateful_class_built_directly():
-    """The classes take use_stateful_dataloader themselves."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    loader = DataLoaderShard(range(5), use_stateful_dataloader=True, batch_size=2)
-    assert isinstance(loader, StatefulDataLoader)
-    assert values(loader) == [[0, 1], [2, 3], [4]]
-
-
-def test_random_sampler_of_one_process_stays():
-    """On one process a random sampler keeps drawing from the default generator."""
-    loader = DataLoader(range(4), shuffle=True)
-    assert type(get_sampler(prepare(loader, 1))) is RandomSampler
-    assert get_sampler(loader).generator is None
-
-
-def test_skip_data_loader_skips_once():
-    """A SkipDataLoader of map-style data leaves its first batches out once, and its length says so."""
-    loader = SkipDataLoader(range(32), batch_size=4, skip_batches=2)
-    assert values(loader) == values(loader) == [list(range(first, first + 4)) for first in range(8, 32, 4)]
-    assert len(loader) == 6
 
 
 def test_a_full_batch_costs_four_calls():

@@ -134,6 +134,7 @@ def test_outputs_are_those_in_memory(
 def test_only_chosen_experts_are_read_once(load: Callable[..., nn.Module]) -> None:
     """Bytes from disk are those of the distinct experts that were chosen; a second forward reads nothing."""
     model = load()
+    assert math.isnan(model.expert_report().hit_rate), "not known before the first"  # type: ignore[operator]
     asked = chosen(mixtures(), TOKENS[:1])
     with torch.no_grad():
         model(TOKENS[:1])
@@ -143,6 +144,7 @@ def test_only_chosen_experts_are_read_once(load: Callable[..., nn.Module]) -> No
     assert (first.hits, first.misses, first.from_disk, first.from_host) == (0, sum(asked), sum(asked) * ONE, 0)
     assert (again.hits, again.misses, again.from_disk) == (sum(asked), sum(asked), first.from_disk)
     assert again.hit_rate == 0.5
+    assert list(again.experts.values()) == [COUNT] * LAYERS
     assert again.bytes_per_token() == first.from_disk / 2
     assert {name: sum(numbers.values()) for name, numbers in again.chosen.items()} == {
         f"{number}.experts": 2 * count for number, count in enumerate(asked)
@@ -219,31 +221,21 @@ def test_weights_that_somebody_put_there_are_computed_with(load: Callable[..., n
         assert torch.equal(model[0].experts(TOKENS, **named), whole[0].experts(TOKENS, **named))  # type: ignore[operator,index]
 
 
-def test_weights_in_memory_that_were_written_to_come_again() -> None:
-    """The cache notices writes to the tensors that it copied from."""
-    held = dict(mixtures().state_dict())
+def test_experts_in_memory_come_from_there() -> None:
+    """With a main device of its own, experts on the CPU are copied one by one, and once more where they changed."""
+    whole, held = mixtures(), dict(mixtures().state_dict())
     places = {name: "cpu" if name.endswith("experts") else "meta" for name in DISK}
     model = dispatch_model(mixtures(), places, main_device="meta", state_dict=held, expert_cache="1MiB")
-    model[0].experts.__dict__["_hf_hook"].execution_device = "cpu"
-    numbers, weights = torch.zeros(len(TOKENS), 1, dtype=torch.long), torch.ones(len(TOKENS), 1)
-    with torch.no_grad():
-        before = model[0].experts(TOKENS, numbers, weights)  # type: ignore[operator]
-        held["0.experts.down"].mul_(2)
-        assert torch.equal(model[0].experts(TOKENS, numbers, weights), 2 * before)  # type: ignore[operator]
-
-
-def test_experts_in_memory_come_from_there() -> None:
-    """With a main device of its own, experts on the CPU are copied one by one."""
-    whole = mixtures()
-    places = {name: "cpu" if name.endswith("experts") else "meta" for name in DISK}
-    model = dispatch_model(mixtures(), places, main_device="meta", expert_cache="1MiB")
     model[0].experts.__dict__["_hf_hook"].execution_device = "cpu"  # the meta device cannot tell who was chosen
     weights, numbers = whole[0].router(TOKENS).softmax(-1).topk(CHOICES, -1)  # type: ignore[operator]
     with torch.no_grad():
-        assert torch.equal(model[0].experts(TOKENS, numbers, weights), whole[0].experts(TOKENS, numbers, weights))  # type: ignore[operator]
-    report = model.expert_report()
-    assert report.from_disk == 0
-    assert report.from_host == report.held > 0
+        expected = whole[0].experts(TOKENS, numbers, weights)  # type: ignore[operator]
+        assert torch.equal(model[0].experts(TOKENS, numbers, weights), expected)  # type: ignore[operator]
+        report = model.expert_report()
+        assert report.from_disk == 0
+        assert report.from_host == report.held > 0
+        held["0.experts.down"].mul_(2)
+        assert torch.equal(model[0].experts(TOKENS, numbers, weights), 2 * expected)  # type: ignore[operator]
 
 
 def test_copies_pickles_and_removal(load: Callable[..., nn.Module], whole: nn.Module) -> None:
@@ -276,16 +268,22 @@ def test_copies_pickles_and_removal(load: Callable[..., nn.Module], whole: nn.Mo
 def test_caches_that_do_not_fit_are_refused(
     load: Callable[..., nn.Module], size: int | str, device_map: object, text: str
 ) -> None:
-    """By name, before the model is changed."""
+    """By name, before the model is changed, and so is a cache of experts where there are none."""
     with pytest.raises(ConfigurationError, match=text):
         load(size, device_map)
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(ConfigurationError, match="no experts were found"):
+        dispatch_model(model, {"": "disk"}, expert_cache="1MiB")
+    assert "_hf_hook" not in model.__dict__
 
 
 def test_a_stack_of_another_count_is_refused(load: Callable[..., nn.Module], tmp_path: Path) -> None:
-    """A checkpoint with more experts than the model when it is loaded, a map with fewer when it is read."""
+    """A checkpoint with more experts than the model, a map with fewer, and a router that names one more."""
     state = dict(mixtures().state_dict())
     with torch.no_grad():
         model = load()
+        with pytest.raises(OffloadError, match=r"6 to 6 for 6 experts of 0\.experts"):
+            model[0].experts(TOKENS[:2], torch.full((2, 1), COUNT), torch.ones(2, 1))  # type: ignore[index,operator]
         hook = model[0].experts.__dict__["_hf_hook"]  # type: ignore[index]
         hook.weights_map = {"up": state["0.experts.up"][1:], "down": state["0.experts.down"][1:]}
         with pytest.raises(OffloadError, match=r"got \(5, 32, 16\) for 'up', which has \(6, 32, 16\)"):
@@ -295,22 +293,6 @@ def test_a_stack_of_another_count_is_refused(load: Callable[..., nn.Module], tmp
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointMismatchError, match=r"1\.experts\.down"):
         load()
-
-
-def test_a_dense_model_is_refused() -> None:
-    """A cache of experts without experts."""
-    model = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(ConfigurationError, match="no experts were found"):
-        dispatch_model(model, {"": "disk"}, expert_cache="1MiB")
-    assert "_hf_hook" not in model.__dict__
-
-
-def test_a_router_that_names_no_expert_is_refused(load: Callable[..., nn.Module]) -> None:
-    """Numbers out of range are named, with the module."""
-    model = load()
-    numbers, weights = torch.full((2, 1), COUNT), torch.ones(2, 1)
-    with pytest.raises(OffloadError, match=r"6 to 6 for 6 experts of 0\.experts"):
-        model[0].experts(TOKENS[:2], numbers, weights)  # type: ignore[index,operator]
 
 
 _SIZES = {
@@ -481,19 +463,6 @@ def test_pages_are_counted_and_go_with_their_experts(load: Callable[..., nn.Modu
         model.double()
         model(TOKENS.double())
     assert model.expert_report().in_pages == 0  # type: ignore[operator]
-
-
-def test_the_report_counts_how_often_experts_were_chosen(load: Callable[..., nn.Module]) -> None:
-    """Each token chooses as many experts of each layer; before the first, no rate is known."""
-    model = load()
-    assert math.isnan(model.expert_report().hit_rate)  # type: ignore[operator]
-    with torch.no_grad():
-        for number in range(4):
-            model(TOKENS[number : number + 1])
-    report = model.expert_report()  # type: ignore[operator]
-    assert len(report.chosen) == LAYERS
-    assert set(report.experts.values()) == {COUNT}
-    assert report.hits + report.misses == sum(sum(counts.values()) for counts in report.chosen.values())
 
 
 class Listed(nn.Module):

@@ -112,18 +112,21 @@ def test_a_file_that_was_overwritten_in_place_is_an_error(name: str, tmp_path: P
 
 
 def test_weights_on_disk_without_a_folder_are_a_value_error(tmp_path: Path) -> None:
-    """Dispatching and loading raise what catches both OffloadError and ValueError; the model is as it was."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    """Without a folder, or with one that cannot be made, the error says so, and the model is as it was."""
+    model, file, taken = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), tmp_path / "model.bin", tmp_path / "taken"
+    torch.save(model.state_dict(), file)
+    taken.touch()
     places = {"0": "cpu", "1": "disk"}
     for call in (
         lambda: dispatch_model(model, places),
-        lambda: load_checkpoint_in_model(model, tmp_path / "pytorch_model.bin", device_map=places),
+        lambda: load_checkpoint_in_model(model, file, device_map=places),
     ):
         with pytest.raises(OffloadFolderError, match="offload_") as caught:
             call()
         assert isinstance(caught.value, OffloadError)
         assert isinstance(caught.value, ValueError)
+    with pytest.raises(OffloadError, match="cannot be written"):
+        load_checkpoint_in_model(model, file, device_map=places, offload_folder=taken)
     assert not any(parameter.is_meta for parameter in model.parameters())
 
 

@@ -265,18 +265,6 @@ def test_classes_and_attributes_of_parameters_are_kept(tmp_path: Path, place: st
     assert (type(weight), weight.note, weight.dtype) == (Marked, "kept", dtype or torch.float32)
 
 
-def test_pickled_weights_on_disk_need_a_folder(tmp_path: Path) -> None:
-    """Without `offload_folder`, and with one that cannot be made, the error comes before the model changes."""
-    source = one_bin(dict(make().state_dict()), tmp_path)
-    model = empty()
-    (tmp_path / "taken").write_text("")
-    for folder, message in ((None, "Pass an `offload_folder`"), (tmp_path / "taken", "cannot be written")):
-        with pytest.raises(OffloadError, match=message):
-            load_checkpoint_in_model(model, source, device_map={"0": "cpu", "1": "cpu", "2": "disk"},
-                                     offload_folder=folder)  # fmt: skip
-    assert all(parameter.is_meta for parameter in model.parameters())
-
-
 def test_a_map_with_missing_or_unknown_names_is_refused(tmp_path: Path) -> None:
     """The missing tensors are named; an unknown strategy lists the known ones."""
     source = one_safetensors(dict(make().state_dict()), tmp_path)

@@ -431,79 +431,58 @@ def test_an_unknown_expert_is_refused_on_all_ranks() -> None:
         )
 
 
-def _dense() -> nn.Module:
-    net = made()
+def _dense(net: Any) -> None:
     for block in net.blocks:
         block.experts = nn.Linear(WIDTH, WIDTH)
-    return net
 
 
-def _adapted() -> nn.Module:
-    net = made()
+def _adapted(net: Any) -> None:
     adapter = nn.Module()
     adapter.base_layer = net.blocks[0].experts
     net.blocks[0].experts = adapter
-    return net
 
 
-def _tied() -> nn.Module:
-    net = made()
+def _tied(net: Any) -> None:
     net.blocks[1].experts.up = net.blocks[0].experts.up
-    return net
 
 
-def _packed() -> nn.Module:
-    net = made()
+def _packed(net: Any) -> None:
     net.blocks[0].experts.up = nn.Parameter(torch.ones(COUNT, 2, 2, dtype=torch.int8), requires_grad=False)
-    return net
 
 
-def _hooked() -> nn.Module:
-    net = made()
+def _hooked(net: Any) -> None:
     net.blocks[0].experts.up.register_hook(lambda gradient: gradient)
-    return net
 
 
-def _unequal() -> nn.Module:
-    net = made(kind=Listed)
+def _unequal(net: Any) -> None:
     net.blocks[0].experts[2][0] = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
-    return net
 
 
-def _counting() -> nn.Module:
-    net = made()
-    net.blocks[0].experts.register_buffer("seen", torch.zeros(COUNT))  # type: ignore[operator,union-attr]
-    return net
+def _counting(net: Any) -> None:
+    net.blocks[0].experts.register_buffer("seen", torch.zeros(COUNT))
 
 
-def _buffered() -> nn.Module:
-    net = made(kind=Listed)
+def _buffered(net: Any) -> None:
     net.blocks[0].experts[1][1].register_buffer("seen", torch.zeros(1))
-    return net
 
 
-def _plain_list() -> nn.Module:
-    net = made(kind=Listed)
+def _plain_list(net: Any) -> None:
     for block in net.blocks:
         block.experts = nn.ModuleList(block.experts)
-    return net
 
 
-REFUSED = {
-    "experts that ranks cannot share out evenly": (
-        lambda: made(count=3),
-        r"num_experts=3 of blocks\.0\.experts and ep",
-    ),
-    "a dense model": (_dense, r"ep_size=2 and Net, in which none were found"),
-    "an adapter on experts": (_adapted, r"got blocks\.0\.experts, an adapter on the experts .* list of modules"),
-    "experts of a list that differ": (_unequal, r"got blocks\.0\.experts\.2, which differs .* in 0\.bias"),
-    "buffers of stacked experts": (_counting, r"got blocks\.0\.experts\.seen, which has a row for each expert"),
-    "buffers of listed experts": (_buffered, r"got blocks\.0\.experts\.1\.1\.seen"),
-    "a list without a forward method": (_plain_list, r"which none were found.* Give a plain ModuleList such a forward"),
-    "weights that two modules share": (_tied, r"got up of blocks\.\d\.experts, which others share"),
-    "packed weights": (_packed, r"blocks\.0\.experts\.up, which is packed as torch\.int8"),
-    "hooks": (_hooked, r"hooks of blocks\.0\.experts\.up"),
-}
+REFUSED: list[tuple[dict[str, Any], Callable[[Any], object], str]] = [
+    ({"count": 3}, lambda net: net, r"num_experts=3 of blocks\.0\.experts and ep"),
+    ({}, _dense, r"ep_size=2 and Net, in which none were found"),
+    ({}, _adapted, r"got blocks\.0\.experts, an adapter on the experts .* list of modules"),
+    ({}, _counting, r"got blocks\.0\.experts\.seen, which has a row for each expert"),
+    ({}, _tied, r"got up of blocks\.\d\.experts, which others share"),
+    ({}, _packed, r"blocks\.0\.experts\.up, which is packed as torch\.int8"),
+    ({}, _hooked, r"hooks of blocks\.0\.experts\.up"),
+    ({"kind": Listed}, _unequal, r"got blocks\.0\.experts\.2, which differs .* in 0\.bias"),
+    ({"kind": Listed}, _buffered, r"got blocks\.0\.experts\.1\.1\.seen"),
+    ({"kind": Listed}, _plain_list, r"which none were found.* Give a plain ModuleList such a forward"),
+]
 
 
 @world(2)
@@ -511,8 +490,8 @@ REFUSED = {
 def test_experts_that_cannot_be_shared_are_refused_unchanged(sharded: bool) -> None:
     """Each refusal names what was found; the model has the parameters that it had."""
     run = accelerator(sharded)
-    for make, message in REFUSED.values():
-        net = make()
+    for given, change, message in REFUSED:
+        change(net := made(**given))
         before = dict(net.named_parameters())
         with pytest.raises(PreparationError, match=message):
             run.prepare(net)

@@ -104,17 +104,15 @@ def alone(model: nn.Module, batches: list[dict[str, Any]], loss_fn: Any = None) 
     return model.state_dict(), losses
 
 
-def piped(
-    model: nn.Module, batches: list[dict[str, Any]], **settings: Any
-) -> tuple[dict[str, Any], list[float], Accelerator, nn.Module]:
-    """Return the same of ranks that share the model out."""
-    run = Accelerator(
-        parallelism_config=ParallelismConfig(pp_size=ensure().size),
-        kwargs_handlers=[PipelineKwargs(**settings)],
-        cpu=True,
-    )
-    model = copy.deepcopy(model)
-    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+def staged(pipeline: dict[str, Any], size: int = 2, axes: dict[str, int] | None = None, **given: Any) -> Accelerator:
+    """Return a run whose ranks share blocks out."""
+    config, handlers = ParallelismConfig(pp_size=size, **(axes or {})), given.pop("kwargs_handlers", [])
+    handlers = [PipelineKwargs(**pipeline), *handlers]
+    return Accelerator(parallelism_config=config, kwargs_handlers=handlers, cpu=True, **given)
+
+
+def trained(run: Accelerator, model: nn.Module, optimizer: Any, batches: list[dict[str, Any]]) -> list[float]:
+    """Train on batches, and return the losses."""
     losses = []
     for batch in batches:
         loss = model(**batch).loss
@@ -122,6 +120,16 @@ def piped(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
+    return losses
+
+
+def piped(
+    model: nn.Module, batches: list[dict[str, Any]], **settings: Any
+) -> tuple[dict[str, Any], list[float], Accelerator, nn.Module]:
+    """Return weights and losses of ranks that share the model out, the run, and the prepared model."""
+    run, model = staged(settings, ensure().size), copy.deepcopy(model)
+    model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    losses = trained(run, model, optimizer, batches)
     return run.get_state_dict(model), losses, run, model
 
 
@@ -248,13 +256,9 @@ def loop(run: Accelerator, model: nn.Module, **settings: Any) -> tuple[dict[str,
 @world(4, quiet=20)
 def test_an_accumulating_clipping_scheduled_loop_runs_unchanged() -> None:
     """Two pipelines of two ranks that average gradients, each of whose batches is half of what one process reads."""
-    run = Accelerator(
-        parallelism_config=ParallelismConfig(pp_size=2, dp_replicate_size=2),
-        kwargs_handlers=[PipelineKwargs(loss_fn=squares, microbatches=2)],
-        gradient_accumulation_steps=3,
-        dataloader_config=DataLoaderConfiguration(split_batches=True),
-        cpu=True,
-    )
+    loading = DataLoaderConfiguration(split_batches=True)
+    given: dict[str, Any] = {"gradient_accumulation_steps": 3, "dataloader_config": loading}
+    run = staged({"loss_fn": squares, "microbatches": 2}, axes={"dp_replicate_size": 2}, **given)
     found, seen = loop(run, net(), piped=True)
     expected, numbers = one_process()
     assert near(found, expected) <= 1e-6
@@ -478,9 +482,7 @@ class Memory(TorchDispatchMode):
 @world(2, quiet=12, preload=("transformers.modeling_utils",))
 def test_a_meta_model_gets_memory_for_its_own_stage_alone() -> None:
     """No rank ever has memory for more; each loads what it holds, and trains as one process; before, it is refused."""
-    run = Accelerator(
-        parallelism_config=ParallelismConfig(pp_size=2), kwargs_handlers=[PipelineKwargs(loss_fn=squares)], cpu=True
-    )
+    run = staged({"loss_fn": squares})
     with torch.device("meta"):
         model = Net(width=256)
     whole, blocks = (sum(each.nbytes for each in part.parameters()) for part in (model, model.blocks))
@@ -506,14 +508,7 @@ def test_a_meta_model_gets_memory_for_its_own_stage_alone() -> None:
     assert held(model) == glue + sum(each.nbytes for each in start.transformer.h.parameters()) // 2
     state = start.state_dict()
     model.load_state_dict({name: state[name] for name in model.state_dict()}, strict=False)
-    found = []
-    for batch in sentences():
-        loss = model(**batch).loss
-        run.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append(loss.item())
-    assert found == pytest.approx(losses, abs=1e-6)
+    assert trained(run, model, optimizer, sentences()) == pytest.approx(losses, abs=1e-6)
     assert near(run.get_state_dict(model), wanted) <= 1e-6
 
 
@@ -608,15 +603,11 @@ def merged(place: Path) -> dict[str, torch.Tensor]:
 @world(4, quiet=20)
 def test_fsdp_sharded_stages_train_and_save_as_one_process(tmp_path: Path) -> None:
     """Two stages, each sharded over two ranks that read different halves; clipped, recomputed, saved and loaded."""
-    half = {"split_batches": True}
-    run = Accelerator(
-        parallelism_config=ParallelismConfig(pp_size=2, dp_shard_size=2),
-        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=True),
-        kwargs_handlers=[PipelineKwargs(loss_fn=squares, microbatches=2)],
-        gradient_accumulation_steps=3,
-        dataloader_config=DataLoaderConfiguration(**half),
-        cpu=True,
-    )
+    pipeline = {"loss_fn": squares, "microbatches": 2}
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, activation_checkpointing=True)
+    loading = DataLoaderConfiguration(split_batches=True)
+    given: dict[str, Any] = {"gradient_accumulation_steps": 3, "dataloader_config": loading}
+    run = staged(pipeline, axes={"dp_shard_size": 2}, fsdp_plugin=plugin, **given)
     found, seen = loop(run, net(), piped=True)
     expected, numbers = one_process()
     assert near(found, expected) <= 1e-6
@@ -632,12 +623,8 @@ def test_fsdp_sharded_stages_train_and_save_as_one_process(tmp_path: Path) -> No
     assert near(run.get_state_dict(model), expected) <= 1e-6
     # From the meta device each rank makes its shards of its stage alone, and reads them.
     reset_all()
-    run = Accelerator(
-        parallelism_config=ParallelismConfig(pp_size=2, dp_shard_size=2),
-        fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2),
-        kwargs_handlers=[PipelineKwargs(loss_fn=squares, microbatches=2)],
-        cpu=True,
-    )
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+    run = staged(pipeline, axes={"dp_shard_size": 2}, fsdp_plugin=plugin)
     with torch.device("meta"):
         model = net()
     model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
@@ -650,9 +637,8 @@ def test_fsdp_sharded_stages_train_and_save_as_one_process(tmp_path: Path) -> No
 @world(2, quiet=12)
 def test_in_fp16_all_stages_scale_and_skip_together() -> None:
     """Gradients as small as fp16 loses are kept; where they overflow, no rank changes its weights."""
-    kwargs = [PipelineKwargs(loss_fn=small_squares, microbatches=2), GradScalerKwargs(init_scale=2.0**16)]
-    axes = ParallelismConfig(pp_size=2)
-    run = Accelerator(parallelism_config=axes, kwargs_handlers=kwargs, mixed_precision="fp16", cpu=True)
+    scaler = [GradScalerKwargs(init_scale=2.0**16)]
+    run = staged({"loss_fn": small_squares, "microbatches": 2}, kwargs_handlers=scaler, mixed_precision="fp16")
     model = net()
     model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=1e5))
     batch = data(1)[0]
@@ -693,26 +679,14 @@ def test_half_precision_frozen_blocks_and_recomputation() -> None:
         if kind == "frozen":
             model.model.embed_tokens.requires_grad_(False)
             model.model.layers[:2].requires_grad_(False)
-        run = Accelerator(
-            parallelism_config=ParallelismConfig(pp_size=2),
-            kwargs_handlers=[PipelineKwargs(microbatches=2, split=["model.layers.2"])],
-            mixed_precision="bf16",
-            cpu=True,
-        )
+        run = staged({"microbatches": 2, "split": ["model.layers.2"]}, mixed_precision="bf16")
         model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        losses = []
-        for batch in batches:
-            loss = model(**batch).loss
-            run.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        found.append(losses)
+        found.append(trained(run, model, optimizer, batches))
         with pytest.raises(EngineUnavailableError, match="does not generate"):
-            model.generate(batch["input_ids"])
-        trained = run.get_state_dict(model)
+            model.generate(batches[0]["input_ids"])
+        state = run.get_state_dict(model)
         start = small("llama").state_dict()
-        same = [name for name in start if torch.equal(start[name], trained[name])]
+        same = [name for name in start if torch.equal(start[name], state[name])]
         assert bool(same) == (kind == "frozen"), same
         reset_all()
     model = small("llama")

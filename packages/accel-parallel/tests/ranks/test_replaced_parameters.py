@@ -13,10 +13,12 @@ from accel_core.errors import PreparationError
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
+from accel_testing.world import run
 
 pytestmark = requires("torch:2.8")  # the first whose FSDP2 computes in shards on a CPU
 
-_ENGINES = ["fsdp1", "fsdp2", "tp", "fsdp2 and tp"]
+_ENGINES = {"fsdp1": 2, "fsdp2": 2, "tp": 2, "fsdp2 and tp": 4}
+"""On how many ranks each is tried."""
 
 
 class Net(nn.Module):
@@ -68,19 +70,6 @@ def _hooks(engine: str) -> None:
         accelerator.prepare(net)
 
 
-@pytest.mark.parametrize("engine", _ENGINES[:3])
-@world(2)
-def test_hooks_of_parameters_that_would_be_replaced_are_refused(engine: str) -> None:
-    """A hook on a parameter that training no longer uses is named; one on a parameter that stays is kept."""
-    _hooks(engine)
-
-
-@world(4)
-def test_hooks_of_split_and_sharded_parameters_are_refused() -> None:
-    """The same where shards of a split model are made."""
-    _hooks("fsdp2 and tp")
-
-
 def _marks(engine: str) -> None:
     net = Net()
     net.blocks[0][0].weight.is_muon = True
@@ -101,21 +90,20 @@ def _marks(engine: str) -> None:
     assert any(vars(p).get("rates") is rates for p in prepared.parameters())
 
 
-@pytest.mark.parametrize("engine", _ENGINES[:3])
-@world(2)
+@pytest.mark.parametrize("engine", _ENGINES)
+def test_hooks_of_parameters_that_would_be_replaced_are_refused(engine: str) -> None:
+    """A hook on a parameter that training no longer uses is named; one on a parameter that stays is kept."""
+    assert run(_hooks, _ENGINES[engine], (engine,)) is None
+
+
+@pytest.mark.parametrize("engine", _ENGINES)
 def test_marks_of_parameters_are_kept(engine: str) -> None:
     """Attributes by which an optimizer sorts parameters are those of the new parameters too."""
-    _marks(engine)
-
-
-@world(4)
-def test_marks_of_parameters_that_are_split_and_sharded_are_kept() -> None:
-    """The same where shards of a split model are made."""
-    _marks("fsdp2 and tp")
+    assert run(_marks, _ENGINES[engine], (engine,)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
-@pytest.mark.parametrize("engine", _ENGINES[:2])
+@pytest.mark.parametrize("engine", ["fsdp1", "fsdp2"])
 @world(2)
 def test_number_formats_that_a_block_mixes_are_refused(engine: str, dtype: torch.dtype) -> None:
     """Parameters that train in another format than the rest of their block are named."""

@@ -18,6 +18,7 @@ from accel_core.state import reset_all
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import supports
 from accel_testing import requires, world
+from accel_testing.world import run
 
 pytestmark = requires("torch:2.8")  # the first whose FSDP2 computes in shards on a CPU
 
@@ -133,30 +134,22 @@ def _check_training(engine: str, replicas: int, *, tolerance: float = 1e-6, **gi
         torch.testing.assert_close(found, dict(alone.state_dict()), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("reshard", [True, False])
-@world(2)
-def test_methods_train_under_fsdp2_as_in_one_process(reshard: bool) -> None:
+_HALF = {"mixed_precision": "bf16", "tolerance": 4 * torch.finfo(torch.bfloat16).eps}
+
+
+@pytest.mark.parametrize(
+    ("engine", "ranks", "replicas", "given"),
+    [
+        ("fsdp2", 2, 2, {"reshard_after_forward": True}),
+        ("fsdp2", 2, 2, {"reshard_after_forward": False}),
+        pytest.param("fsdp2", 2, 2, _HALF, id="inputs in float32 meet weights gathered in bf16"),
+        ("tp", 2, 1, {}),
+        pytest.param("fsdp2tp", 4, 2, {}, marks=requires("torch:2.10")),
+    ],
+)
+def test_methods_train_as_in_one_process(engine: str, ranks: int, replicas: int, given: dict[str, Any]) -> None:
     """Losses of methods, beside and between forward passes, have the gradients of one process."""
-    _check_training("fsdp2", 2, reshard_after_forward=reshard)
-
-
-@world(2)
-def test_methods_compute_in_the_format_of_gathered_weights() -> None:
-    """Weights gathered in bf16 meet inputs in float32, as in a forward pass."""
-    _check_training("fsdp2", 2, tolerance=4 * torch.finfo(torch.bfloat16).eps, mixed_precision="bf16")
-
-
-@world(2)
-def test_methods_train_under_tensor_parallel_as_in_one_process() -> None:
-    """Layers that ranks split compute wherever they are called."""
-    _check_training("tp", 1)
-
-
-@requires("torch:2.10")
-@world(4)
-def test_methods_train_where_shards_are_split_too() -> None:
-    """The same where what ranks hold of split layers is sharded."""
-    _check_training("fsdp2tp", 2)
+    assert run(_check_training, ranks, (engine, replicas), given) is None
 
 
 @pytest.mark.parametrize("engine", ["fsdp1", "fsdp2"])

@@ -25,6 +25,7 @@ from accel_core.state import reset_all
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import optimizers
 from accel_testing import requires, world
+from accel_testing.world import run
 
 SCRIPT = Path(__file__).parents[1] / "optimizers.py"
 PAGE = SCRIPT.parents[3] / "docs" / "reference" / "optimizers.md"
@@ -199,41 +200,23 @@ def refused(form: str) -> set[str]:
     return {name for name, row in rows.items() if row is not None and forms & set(row[1].forms)}
 
 
-@pytest.mark.full("a table under every engine")
-@world(2, quiet=30)
-def test_every_optimizer_is_right_where_models_are_copied() -> None:
-    """On copies of a model, every optimizer trains as in one process; the closure of LBFGS returns all ranks' loss."""
-    check_the_table("dp", "copied")
+FULL = pytest.mark.full("a table under every engine")
 
 
-@requires("torch:2.8")
-@world(2, quiet=30)
-def test_the_table_is_what_fsdp2_gives() -> None:
-    """Under FSDP2, in every way to step, those optimizers train as in one process that the table lets pass."""
-    check_the_table("fsdp2", "distributed")
-
-
-@pytest.mark.full("a table under every engine")
-@world(2, quiet=30)
-def test_the_table_is_what_tensor_parallel_gives() -> None:
-    """The same where two ranks split the layers."""
-    check_the_table("tp", "split")
-
-
-@pytest.mark.full("a table under every engine")
-@requires("torch:2.10")
-@world(4, quiet=60)
-def test_the_table_is_what_fsdp2_with_tensor_parallel_gives() -> None:
-    """The same where what ranks hold of split layers is sharded."""
-    check_the_table("fsdp2tp", "split")
-
-
-@pytest.mark.full("a table under every engine")
-@pytest.mark.parametrize("visible", [True, False])
-@world(2, quiet=30)
-def test_the_table_is_what_fsdp1_gives(visible: bool) -> None:
-    """The same for pieces of flattened parameters, whether the original ones are visible or not."""
-    check_the_table("fsdp1", "flat", use_orig_params=visible)
+@pytest.mark.parametrize(
+    ("engine", "form", "ranks", "given"),
+    [
+        pytest.param("dp", "copied", 2, {}, marks=FULL),
+        pytest.param("fsdp2", "distributed", 2, {}, marks=requires("torch:2.8")),
+        pytest.param("tp", "split", 2, {}, marks=FULL),
+        pytest.param("fsdp2tp", "split", 4, {}, marks=[FULL, requires("torch:2.10")]),
+        pytest.param("fsdp1", "flat", 2, {"use_orig_params": True}, marks=FULL),
+        pytest.param("fsdp1", "flat", 2, {"use_orig_params": False}, marks=FULL),
+    ],
+)
+def test_the_table_is_what_an_engine_gives(engine: str, form: str, ranks: int, given: dict[str, bool]) -> None:
+    """In every way to step, those optimizers train as in one process, closures too, that the table lets pass."""
+    assert run(check_the_table, ranks, (engine, form), given, quiet=15 * ranks) is None
 
 
 def test_the_table_names_every_optimizer_of_torch() -> None:

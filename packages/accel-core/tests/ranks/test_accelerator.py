@@ -33,13 +33,13 @@ def _same_everywhere(accelerator: Accelerator, tensor: torch.Tensor) -> bool:
     return bool((rows == rows[0]).all())
 
 
-@world(2)
-def test_two_processes_are_found_without_a_flag() -> None:
-    """Ranks of the environment make a data-parallel run on gloo."""
-    accelerator = Accelerator()
-    assert accelerator.distributed_type is DistributedType.MULTI_CPU
-    assert (accelerator.num_processes, accelerator.use_distributed, accelerator.multi_device) == (2, True, True)
-    assert accelerator.state.backend == "gloo"
+def _told(name: str) -> list[str]:
+    """Return the list that messages of a logger come to from now on."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(name).addHandler(handler)
+    return lines
 
 
 @requires("torch:2.11")  # older ones give gloo's threads no names
@@ -71,30 +71,25 @@ def test_evaluation_first_then_training_is_distributed() -> None:
     assert _same_everywhere(accelerator, model.weight)
 
 
+@pytest.mark.parametrize("triggered", [False, True])
 @world(2)
-def test_no_sync_keeps_gradients_apart_until_the_last_backward() -> None:
-    """Under no_sync gradients differ; the next synchronized backward averages what was added up."""
+def test_no_sync_keeps_gradients_apart_until_the_last_backward(triggered: bool) -> None:
+    """The next synchronized backward averages what was added up, also one triggered for a forward under no_sync."""
     accelerator = Accelerator()
-    model = accelerator.prepare(_model())
-    x = torch.full((1, 3), float(accelerator.process_index + 1))
-    with accelerator.no_sync(model):
-        accelerator.backward(model(x).sum())
-    assert not _same_everywhere(accelerator, model.module.weight.grad)
-    accelerator.backward(model(x).sum())
-    torch.testing.assert_close(model.module.weight.grad, torch.full((1, 3), 3.0))
-
-
-@world(2)
-def test_sync_can_be_triggered_after_forwards_under_no_sync() -> None:
-    """A backward inside trigger_sync_in_backward averages although its forward ran under no_sync."""
-    accelerator = Accelerator()
+    assert accelerator.distributed_type is DistributedType.MULTI_CPU
+    assert (accelerator.num_processes, accelerator.use_distributed, accelerator.multi_device) == (2, True, True)
+    assert accelerator.state.backend == "gloo"
     model = accelerator.prepare(_model())
     x = torch.full((1, 3), float(accelerator.process_index + 1))
     with accelerator.no_sync(model):
         first, second = model(x).sum(), model(x).sum()
         accelerator.backward(first)
-        with accelerator.trigger_sync_in_backward(model):
-            accelerator.backward(second)
+        assert not _same_everywhere(accelerator, model.module.weight.grad)
+        if triggered:
+            with accelerator.trigger_sync_in_backward(model):
+                accelerator.backward(second)
+    if not triggered:
+        accelerator.backward(model(x).sum())
     torch.testing.assert_close(model.module.weight.grad, torch.full((1, 3), 3.0))
 
 
@@ -158,10 +153,7 @@ def test_gradients_of_what_was_cast_are_refused(cast: str, finds_unused: bool) -
 @world(2)
 def test_a_static_graph_averages_in_every_pass(explicit: bool) -> None:
     """Gradients that add up over batches are those of a graph that may change; one warning says why that takes more."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("accel_core.strategies.ddp").addHandler(handler)
+    lines = _told("accel_core.strategies.ddp")
     arguments = DistributedDataParallelKwargs(static_graph=True)
     accelerator = Accelerator(cpu=True, kwargs_handlers=[arguments], gradient_accumulation_steps=1 if explicit else 2)
     model = accelerator.prepare(_model())
@@ -196,23 +188,17 @@ def test_flag_of_one_rank_is_seen_by_all() -> None:
 
 
 @world(2)
-def test_main_process_that_raises_leaves_nobody_waiting() -> None:
-    """The main process keeps its own error; the other is told, at once."""
-    accelerator = Accelerator()
-    expected: type[Exception] = KeyError if accelerator.is_main_process else RemoteRankError
-    with pytest.raises(expected), accelerator.main_process_first():
-        raise KeyError("on purpose")
-    accelerator.wait_for_everyone()
-
-
-@world(2)
-def test_main_process_goes_first(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """What the main process wrote is there when the others enter."""
+def test_main_process_goes_first(tmp_path: Path) -> None:
+    """What it wrote is there when the others enter; where it raises it keeps its own error, and the other is told."""
     accelerator = Accelerator()
     with accelerator.main_process_first():
         if accelerator.is_main_process:
             (tmp_path / "ready").touch()
         assert (tmp_path / "ready").exists()
+    expected: type[Exception] = KeyError if accelerator.is_main_process else RemoteRankError
+    with pytest.raises(expected), accelerator.main_process_first():
+        raise KeyError("on purpose")
+    accelerator.wait_for_everyone()
 
 
 @pytest.mark.parametrize(
@@ -393,10 +379,7 @@ def test_released_models_go_while_the_accelerator_lives() -> None:
 @world(2)
 def test_gradients_that_nobody_averages_are_warned_of() -> None:
     """One warning on the main process where no model was prepared, or the loss went around those that were."""
-    told: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("accel_core").addHandler(handler)
+    told = _told("accel_core")
     accelerator, model = Accelerator(), _model()
     optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), 0.1))
     for _ in range(2):

@@ -129,14 +129,6 @@ def test_an_operation_that_fails_inside_a_block():
 
 
 @world(2)
-def test_ranks_in_different_operations():
-    """Channels that are used for different things do not mix."""
-    here = ensure()
-    with pytest.raises(RankDisagreementError, match=r"rank 0: load at .*\n.*rank 1: save at"):
-        Channel(here, "save" if here.rank else "load").exchange(1)
-
-
-@world(2)
 def test_others_collectives_begin_together():
     """A block of foreign collectives is entered by all ranks with the same parts, or by none."""
     here = ensure()
@@ -177,10 +169,12 @@ def test_a_group_beside_training():
 
 @world(2)
 def test_a_group_that_one_rank_alone_opens():
-    """A rank that opens a group while another gathers is named, where making a group would wait for ever."""
+    """It is named where another gathers, and making a group would wait for ever; channels of two uses do not mix."""
     here = ensure()
     with pytest.raises(RankDisagreementError, match=r"rank 0: gather at .*\n.*rank 1: opening the group 'another' at"):
         Channel(here, "beside", group_name="another") if here.rank else collectives.gather(torch.ones(1))
+    with pytest.raises(RankDisagreementError, match=r"rank 0: load at .*\n.*rank 1: save at"):
+        Channel(here, "save" if here.rank else "load").exchange(1)
 
 
 @world(2)

@@ -21,23 +21,6 @@ def outlast() -> None:
     time.sleep(2 * float(os.environ["ACCELERATE_DEBUG_TIMEOUT"]))
 
 
-@world(2, environment=DEBUG)
-def test_agreeing_ranks_are_left_alone():
-    """Operations on which ranks agree give their results."""
-    rank = ensure().rank
-    for _ in range(5):
-        assert collectives.gather(torch.tensor([rank])).tolist() == [0, 1]
-        assert collectives.reduce(torch.tensor([rank]), "sum").tolist() == [1]
-
-
-@world(2, environment=DEBUG)
-def test_different_shapes():
-    """Every rank's shape and line are named."""
-    rank = ensure().rank
-    with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: gather at .*py:\d+ in .*float32\[1\].*float32\[2\]"):
-        collectives.gather(torch.ones(1 + rank))
-
-
 @world(3, environment=DEBUG)
 def test_a_rank_that_skips_an_operation():
     """A rank that leaves out a gather and goes to the next operation: all ranks raise at once and say who is where."""
@@ -82,8 +65,13 @@ def test_a_rank_that_comes_too_late():
 
 
 @world(2, environment=DEBUG)
-def test_a_barrier_is_an_operation_too():
-    """A rank at wait_for_everyone and one at a gather are told apart."""
-    here = ensure()
+def test_ranks_that_agree_are_left_alone_and_others_are_told_apart():
+    """Operations give their results; different shapes, and a barrier beside a gather, name each rank's line."""
+    rank = ensure().rank
+    for _ in range(5):
+        assert collectives.gather(torch.tensor([rank])).tolist() == [0, 1]
+        assert collectives.reduce(torch.tensor([rank]), "sum").tolist() == [1]
+    with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: gather at .*py:\d+ in .*float32\[1\].*float32\[2\]"):
+        collectives.gather(torch.ones(1 + rank))
     with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: gather at.*rank 1: wait_for_everyone at"):
-        wait_for_everyone() if here.rank else collectives.gather(torch.ones(1))
+        wait_for_everyone() if rank else collectives.gather(torch.ones(1))

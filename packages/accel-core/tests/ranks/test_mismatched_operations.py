@@ -74,15 +74,25 @@ def end():
     process_world._left = None
 
 
+ENDED = {
+    0: (wait_for_everyone, r"^rank 0 ended without calling .*; is the call inside an `if` on the"),
+    1: (
+        lambda: collectives.gather(torch.ones(1)),
+        rf"^rank 1 ended without calling gather \(.*{HERE}.*\); is the call inside `if accelerator.is_main_process`",
+    ),
+}
+
+
+@pytest.mark.parametrize("ended", ENDED)
 @world(2)
-def test_a_rank_that_has_ended():
-    """A rank whose fellow ended in good order is asked the question that finds the mistake."""
-    if ensure().rank:
+def test_a_rank_that_has_ended(ended):
+    """A rank whose fellow ended in good order is asked the question that finds the mistake, of the main rank or not."""
+    if ensure().rank == ended:
         end()
         return
-    asked = rf"^rank 1 ended without calling gather \(.*{HERE}.*\); is the call inside `if accelerator.is_main_process`"
+    call, asked = ENDED[ended]
     with pytest.raises(RemoteRankError, match=asked) as caught:
-        collectives.gather(torch.ones(1))
+        call()
     assert caught.value.__suppress_context__
 
 
@@ -97,16 +107,6 @@ def test_the_end_of_a_fork_is_not_that_of_its_rank():
     assert limits.wait_for_fork(child) == 0
     assert collectives.gather(torch.tensor([state.process_index])).tolist() == [0, 1]
     assert process_world.ended(2) == {}
-
-
-@world(2)
-def test_a_main_rank_that_has_ended():
-    """Another rank than the main one is not asked for the main process."""
-    if not ensure().rank:
-        end()
-        return
-    with pytest.raises(RemoteRankError, match=r"^rank 0 ended without calling .*; is the call inside an `if` on the"):
-        wait_for_everyone()
 
 
 @world(2)
@@ -236,6 +236,8 @@ def test_tensors_that_cannot_be_sent(operation, kind):
         call({"x": tensor})
     with pytest.raises(RemoteRankError if rank else UnsupportedTypeError, match=rf"a {kind} one"):
         call(torch.eye(2) if rank else tensor)
+    with pytest.raises(RemoteRankError if rank else UnsupportedTypeError, match=r"<class 'str'>"):
+        call(torch.eye(2) if rank else {"a": "text"})
     assert collectives.gather(torch.tensor([rank])).tolist() == [0, 1]
 
 

@@ -1,6 +1,8 @@
 """A small real run to save and restore."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,8 @@ import torch
 from torch import nn
 
 from accel_core.checkpoint.run import BareRun
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `crafted`
 
 
 class Counter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from crafted import Named, New, Word, program_of, write
 
 from accel_core.checkpoint import pickles
 from accel_core.checkpoint.plain import load
@@ -19,111 +19,54 @@ from accel_core.errors import AccelError, CheckpointDamagedError, UnsafeCheckpoi
 np = pytest.importorskip("numpy", reason="needs numpy, which accel-core does not")
 
 
-class Pickle:
-    """Writes pickles by hand, as an attacker does: each method appends one value to the program."""
-
-    def __init__(self) -> None:
-        self.code = b"\x80\x02"
-
-    def name(self, module: str, name: str) -> Pickle:
-        """Push a global."""
-        self.code += b"c" + module.encode() + b"\n" + name.encode() + b"\n"
-        return self
-
-    def value(self, value: Any) -> Pickle:
-        """Push a plain value."""
-        if value is None or isinstance(value, bool):
-            self.code += {None: b"N", True: b"\x88", False: b"\x89"}[value]
-        elif isinstance(value, int):
-            self.code += b"J" + struct.pack("<i", value)
-        elif isinstance(value, str):
-            self.code += b"X" + struct.pack("<I", len(value.encode())) + value.encode()
-        elif isinstance(value, bytes):
-            self.name("_codecs", "encode").value((value.decode("latin1"), "latin1"))
-            self.code += b"R"
-        elif isinstance(value, tuple):
-            self.code += b"("
-            for item in value:
-                self.value(item)
-            self.code += b"t"
-        elif isinstance(value, dict):
-            self.code += b"}("
-            for key, item in value.items():
-                self.value(key).value(item)
-            self.code += b"u"
-        else:
-            value(self)
-        return self
-
-    def call(self, arguments: tuple[Any, ...]) -> Pickle:
-        """Call what lies on top."""
-        self.value(arguments).code += b"R"
-        return self
-
-    def build(self, state: Any) -> Pickle:
-        """Set the state of what lies on top."""
-        self.value(state).code += b"b"
-        return self
-
-    def dtype(self, text: Any, state: Any = None) -> Pickle:
-        """Push a dtype, with a state of the attacker's."""
-        self.name("numpy", "dtype").call((text, False, True))
-        return self if state is None else self.build(state)
-
-    def array(self, shape: Any, dtype: Any, content: Any) -> Pickle:
-        """Push an array as NumPy pickles one."""
-        self.name("numpy.core.multiarray", "_reconstruct")
-        self.call((lambda p: p.name("numpy", "ndarray"), (0,), b"b"))
-        return self.build((1, shape, dtype, False, content))
-
-    def write(self, path: Path) -> None:
-        """Put the program into a file such as `torch.save` makes."""
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("archive/data.pkl", self.code + b".")
-            archive.writestr("archive/version", "3\n")
-            archive.writestr("archive/byteorder", "little")
+def dtype(text: Any, state: Any = None) -> Named:
+    """Return a crafted dtype, with a state of the attacker's."""
+    return Named("numpy", "dtype", text, False, True, state=state)
 
 
-_HIDDEN = (3, "|", None, ("f",), {"f": (lambda p: p.dtype("O8"), 0)}, 8, 1, 0)
-_OBJECT_FIELD = (3, "|", None, ("f",), {"f": (lambda p: p.dtype("f8"), 0)}, 8, 1, 0)
+def array_of(shape: Any, kind: Any, content: Any) -> Named:
+    """Return a crafted array as NumPy pickles one."""
+    state = (1, shape, kind, False, content)
+    return Named("numpy.core.multiarray", "_reconstruct", Word("numpy", "ndarray"), (0,), b"b", state=state)
+
+
+_HIDDEN = (3, "|", None, ("f",), {"f": (dtype("O8"), 0)}, 8, 1, 0)
+_OBJECT_FIELD = (3, "|", None, ("f",), {"f": (dtype("f8"), 0)}, 8, 1, 0)
 _CODES = ["?", "i1", "u1", "<i2", ">i2", "<u4", ">u4", "<i8", "<f2", "<f4", ">f4", "<f8", ">f8", "<c16", "S5", "<U3"]
-_ATTACKS: dict[str, Pickle] = {
-    "object field in raw bytes": Pickle().array((1,), lambda p: p.dtype("V8", _HIDDEN), b"\x10" * 8),
-    "field in a float": Pickle().array((1,), lambda p: p.dtype("f8", _OBJECT_FIELD), b"\x10" * 8),
-    "field in a text": Pickle().array((1,), lambda p: p.dtype("S8", _OBJECT_FIELD), b"\x10" * 8),
-    "raw bytes": Pickle().array((1,), lambda p: p.dtype("V8"), b"\x10" * 8),
-    "objects": Pickle().array((1,), lambda p: p.dtype("O8"), b"\x10" * 8),
-    "objects from a letter": Pickle().array((1,), lambda p: p.dtype("O"), b"\x10" * 8),
-    "fields by name": Pickle().array((1,), lambda p: p.dtype("f4,O"), b"\x10" * 12),
-    "dates": Pickle().array((1,), lambda p: p.dtype("M8"), b"\x10" * 8),
-    "a longer text": Pickle().array((1,), lambda p: p.dtype("S8", (3, "|", None, None, None, 4096, 1, 0)), b"x" * 8),
-    "a longer unicode": Pickle().array((1,), lambda p: p.dtype("U2", (3, "<", None, None, None, 4096, 4, 8)), b"x" * 8),
-    "a longer float": Pickle().array((1,), lambda p: p.dtype("f8", (3, "<", None, None, None, 4096, 1, 0)), b"x" * 8),
-    "flags": Pickle().array((1,), lambda p: p.dtype("f8", (3, "<", None, None, None, -1, -1, 63)), b"x" * 8),
-    "subarray": Pickle().array(
-        (1,), lambda p: p.dtype("f8", (3, "<", (lambda q: q.dtype("f8"), (512,)), None, None, -1, -1, 0)), b"x" * 8
-    ),
-    "dtype that is a dict": Pickle().array((1,), lambda p: p.dtype({"names": ("a",), "formats": ("O",)}), b"x" * 8),
-    "dtype that is no dtype": Pickle().array((1,), "f8", b"x" * 8),
-    "more elements than bytes": Pickle().array((512,), lambda p: p.dtype("f8"), b"x" * 8),
-    "negative shape": Pickle().array((-1, -1), lambda p: p.dtype("f8"), b"x" * 8),
-    "huge empty shape": Pickle().array((0, 2**31 - 1, 2**31 - 1, 2**31 - 1), lambda p: p.dtype("f8"), b""),
-    "content that is a list of objects": Pickle().array((1,), lambda p: p.dtype("f8"), (None,)),
-    "memory that nobody wrote": Pickle().name("numpy", "ndarray").call(((4096,),)),
-    "memory that nobody wrote, by new": Pickle().name("numpy", "ndarray").value(((4096,),)),
-    "longer scalar": Pickle().name("numpy.core.multiarray", "scalar").call((lambda p: p.dtype("f8"), b"x")),
-    "object scalar": Pickle().name("numpy.core.multiarray", "scalar").call((lambda p: p.dtype("O8"), b"x" * 8)),
-    "class of dtypes": Pickle().name("numpy.dtypes", "VoidDType").call((8,)),
-    "the reader's own dtype": Pickle().name("accel_core.checkpoint.arrays", "_PlainDtype").call(()),
+_ATTACKS: dict[str, Any] = {
+    "object field in raw bytes": array_of((1,), dtype("V8", _HIDDEN), b"\x10" * 8),
+    "field in a float": array_of((1,), dtype("f8", _OBJECT_FIELD), b"\x10" * 8),
+    "field in a text": array_of((1,), dtype("S8", _OBJECT_FIELD), b"\x10" * 8),
+    "raw bytes": array_of((1,), dtype("V8"), b"\x10" * 8),
+    "objects": array_of((1,), dtype("O8"), b"\x10" * 8),
+    "objects from a letter": array_of((1,), dtype("O"), b"\x10" * 8),
+    "fields by name": array_of((1,), dtype("f4,O"), b"\x10" * 12),
+    "dates": array_of((1,), dtype("M8"), b"\x10" * 8),
+    "a longer text": array_of((1,), dtype("S8", (3, "|", None, None, None, 4096, 1, 0)), b"x" * 8),
+    "a longer unicode": array_of((1,), dtype("U2", (3, "<", None, None, None, 4096, 4, 8)), b"x" * 8),
+    "a longer float": array_of((1,), dtype("f8", (3, "<", None, None, None, 4096, 1, 0)), b"x" * 8),
+    "flags": array_of((1,), dtype("f8", (3, "<", None, None, None, -1, -1, 63)), b"x" * 8),
+    "subarray": array_of((1,), dtype("f8", (3, "<", (dtype("f8"), (512,)), None, None, -1, -1, 0)), b"x" * 8),
+    "dtype that is a dict": array_of((1,), dtype({"names": ("a",), "formats": ("O",)}), b"x" * 8),
+    "dtype that is no dtype": array_of((1,), "f8", b"x" * 8),
+    "more elements than bytes": array_of((512,), dtype("f8"), b"x" * 8),
+    "negative shape": array_of((-1, -1), dtype("f8"), b"x" * 8),
+    "huge empty shape": array_of((0, 2**31 - 1, 2**31 - 1, 2**31 - 1), dtype("f8"), b""),
+    "content that is a list of objects": array_of((1,), dtype("f8"), (None,)),
+    "memory that nobody wrote": Named("numpy", "ndarray", (4096,)),
+    "memory that nobody wrote, by new": New("numpy", "ndarray", (4096,)),
+    "longer scalar": Named("numpy.core.multiarray", "scalar", dtype("f8"), b"x"),
+    "object scalar": Named("numpy.core.multiarray", "scalar", dtype("O8"), b"x" * 8),
+    "class of dtypes": Named("numpy.dtypes", "VoidDType", 8),
+    "the reader's own dtype": Named("accel_core.checkpoint.arrays", "_PlainDtype"),
 }
-_ATTACKS["memory that nobody wrote, by new"].code += b"\x81"
 
 
 @pytest.mark.parametrize("attack", _ATTACKS)
 @pytest.mark.parametrize("declared", [False, True])
 def test_no_file_reaches_the_state_of_a_dtype(attack: str, declared: bool, tmp_path: Path) -> None:
     """Each crafted dtype, array and scalar is refused, also where the user declared NumPy's types as safe."""
-    _ATTACKS[attack].write(tmp_path / "x.pkl")
+    write(tmp_path / "x.pkl", program_of(_ATTACKS[attack]))
     names = [np.dtype, np.ndarray, np.dtypes.VoidDType, np.dtypes.Float64DType, np.dtypes.BytesDType]
     with torch.serialization.safe_globals(names if declared else []):
         before = set(torch.serialization.get_safe_globals())
@@ -174,15 +117,11 @@ def test_doubled_lists_are_read_in_the_time_of_one(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_single_byte_may_be_wrong(tmp_path: Path) -> None:
     """Whatever byte of a pickled array is changed, it is read as plain data or refused by our error."""
-    program = Pickle().value(
-        {"a": lambda p: p.array((2,), lambda q: q.dtype("f8", (3, "<", None, None, None, -1, -1, 0)), b"x" * 16)}
-    )
+    program = program_of({"a": array_of((2,), dtype("f8", (3, "<", None, None, None, -1, -1, 0)), b"x" * 16)})
     seed = random.Random(0)
-    for position in range(2, len(program.code)):
+    for position in range(2, len(program) - 1):
         for value in {0, 255, *(seed.randrange(256) for _ in range(6))}:
-            crafted = Pickle()
-            crafted.code = program.code[:position] + bytes([value]) + program.code[position + 1 :]
-            crafted.write(tmp_path / "x.pkl")
+            write(tmp_path / "x.pkl", program[:position] + bytes([value]) + program[position + 1 :])
             refusal, found = "x.pkl", {}
             try:
                 found = pickles.read_object(tmp_path, "x.pkl")

@@ -8,7 +8,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from crafted import Named, Storage, Word, encode, program_of, write
 
 from accel_core.checkpoint import pickles
 from accel_core.checkpoint.plain import load
@@ -27,63 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize"),
     pytest.mark.filterwarnings("ignore:TypedStorage"),
 ]
-
-
-class Named:
-    """Pickles as a call of something by name, as an attacker writes it."""
-
-    def __init__(self, module: str, name: str, *arguments: Any, state: Any = None) -> None:
-        self.module, self.name, self.arguments, self.state = module, name, arguments, state
-
-
-class Word:
-    """Pickles as a name alone."""
-
-    def __init__(self, module: str, name: str) -> None:
-        self.module, self.name = module, name
-
-
-class Storage:
-    """Pickles as a storage of torch."""
-
-    def __init__(self, kind: str, key: str, count: int) -> None:
-        self.kind, self.key, self.count = kind, key, count
-
-
-def encode(value: Any) -> bytes:
-    """Return the pickle of a value, without its end."""
-    if isinstance(value, (Word, Named)):
-        code = b"c" + value.module.encode() + b"\n" + value.name.encode() + b"\n"
-        if isinstance(value, Named):
-            code += encode(value.arguments) + b"R"
-            code += b"" if value.state is None else encode(value.state) + b"b"
-        return code
-    if isinstance(value, Storage):
-        return b"(" + encode("storage") + encode(Word("torch", value.kind)) + encode(value.key) + encode("cpu") + (
-            encode(value.count) + b"tQ"
-        )  # fmt: skip
-    if value is None or isinstance(value, bool):
-        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
-    if isinstance(value, int):
-        return b"J" + struct.pack("<i", value)
-    if isinstance(value, float):
-        return b"G" + struct.pack(">d", value)
-    if isinstance(value, str):
-        return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
-    if isinstance(value, tuple):
-        return b"(" + b"".join(encode(item) for item in value) + b"t"
-    assert isinstance(value, dict)
-    return b"}(" + b"".join(encode(key) + encode(item) for key, item in value.items()) + b"u"
-
-
-def write(path: Path, value: Any, **storages: bytes) -> None:
-    """Put a crafted pickle into a file such as `torch.save` makes."""
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", b"\x80\x02" + encode(value) + b".")
-        archive.writestr("archive/version", "3\n")
-        archive.writestr("archive/byteorder", "little")
-        for key, content in storages.items():
-            archive.writestr(f"archive/data/{key}", content)
 
 
 def tensor(kind: str, key: str, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Named:
@@ -150,7 +93,7 @@ _ATTACKS: dict[str, Any] = {
 @pytest.mark.parametrize("attack", _ATTACKS)
 def test_no_file_reaches_memory_that_is_not_its_own(attack: str, tmp_path: Path) -> None:
     """Each crafted constructor, tensor and container is refused by the name of the file, by both readers."""
-    write(tmp_path / "x.pkl", _ATTACKS[attack], a=b"\x7f" * 64, b=b"\x7f" * 64)
+    write(tmp_path / "x.pkl", program_of(_ATTACKS[attack]), a=b"\x7f" * 64, b=b"\x7f" * 64)
     for options in ({}, {"mmap": True}):
         with pytest.raises((UnsafeCheckpointError, CheckpointDamagedError), match=r"x\.pkl"):
             pickles.read_object(tmp_path, "x.pkl", **options)
@@ -164,7 +107,7 @@ def test_a_refused_sparse_tensor_leaves_no_trace(tmp_path: Path) -> None:
         set(torch.serialization.get_safe_globals()),
         torch.sparse.check_sparse_tensor_invariants.is_enabled(),
     )
-    write(tmp_path / "x.pkl", _ATTACKS["compressed with indices outside"], a=b"\x7f" * 64, b=b"\x7f" * 64)
+    write(tmp_path / "x.pkl", program_of(_ATTACKS["compressed with indices outside"]), a=b"\x7f" * 64, b=b"\x7f" * 64)
     with pytest.raises(CheckpointDamagedError):
         pickles.read_object(tmp_path, "x.pkl")
     sparse = torch.eye(3).to_sparse()

@@ -274,15 +274,6 @@ def test_new_files_take_places_with_and_without_links(
     assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors"]
 
 
-@pytest.mark.parametrize("target", [Path("file"), Path("file", "below")])
-def test_a_target_that_is_a_file_is_refused(target: Path, make_run: Make, tmp_path: Path) -> None:
-    """A checkpoint does not replace a file."""
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(CheckpointError):
-        save_state(make_run(1), tmp_path / target)
-    assert (tmp_path / "file").read_text() == "mine"
-
-
 def test_files_of_others_in_a_target_are_not_touched(make_run: Make, tmp_path: Path) -> None:
     """Files made, replaced and open during saves, and the folder itself, are as they were."""
     run, ckpt = make_run(1), tmp_path / "ckpt"
@@ -386,28 +377,18 @@ def test_pruning_keeps_the_newest_and_the_limit(tmp_path: Path) -> None:
 
 
 def test_pruning_leaves_files_and_folders_of_others(tmp_path: Path) -> None:
-    """Folders that only look like checkpoints are not counted and stay, and so do others' files in a checkpoint."""
-    for number in (1, 2, 3):
+    """What only looks like a checkpoint is not counted and stays, but what a killed save left; others' files stay."""
+    for number in (3, 4, 5):
         write(tmp_path / f"checkpoint_{number}", b"x")
-    (tmp_path / "checkpoint_1" / "notes.txt").write_text("mine")
+    (tmp_path / "checkpoint_3" / "notes.txt").write_text("mine")
     strange = ("checkpoint_0001", "checkpoint_0", "checkpoint_1_backup", "checkpoint_²")
     for name in strange:
         write(tmp_path / name, b"mine", manifest=False)
-    commit.prune(tmp_path / "checkpoint_3", 1)
-    assert sorted(os.listdir(tmp_path)) == sorted([*strange, "checkpoint_1", "checkpoint_3"])
-    assert os.listdir(tmp_path / "checkpoint_1") == ["notes.txt"]
-
-
-def test_pruning_deletes_what_a_killed_save_left(tmp_path: Path) -> None:
-    """A folder with nothing but what was hidden in it goes, and does not count; an empty one is not ours."""
-    for number in (2, 3):
-        write(tmp_path / f"checkpoint_{number}", b"x")
-    (tmp_path / "checkpoint_0").mkdir()
-    left = tmp_path / "checkpoint_1" / STAGED
-    left.mkdir(parents=True)
-    (left / "model.safetensors").write_bytes(b"half")
-    commit.prune(tmp_path / "checkpoint_3", 2)
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint_0", "checkpoint_2", "checkpoint_3"]
+    (tmp_path / "checkpoint_1").mkdir()
+    write(tmp_path / "checkpoint_2" / STAGED, b"half", manifest=False)
+    commit.prune(tmp_path / "checkpoint_5", 1)
+    assert sorted(os.listdir(tmp_path)) == sorted([*strange, "checkpoint_1", "checkpoint_3", "checkpoint_5"])
+    assert os.listdir(tmp_path / "checkpoint_3") == ["notes.txt"]
 
 
 def test_pruning_that_was_killed_is_finished_by_the_next(

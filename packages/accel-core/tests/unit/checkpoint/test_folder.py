@@ -85,9 +85,15 @@ def test_a_save_and_a_load_say_which_folder(make_run: Make, tmp_path: Path, capl
 
 
 def test_saving_again_replaces_parts_and_keeps_foreign_files(make_run: Make, tmp_path: Path) -> None:
-    """A second save into the folder drops what the first wrote and keeps what others wrote."""
-    run = make_run(1)
+    """A second save into the folder drops what the first wrote and keeps what others wrote, which is not read."""
+    run, foreign, other = make_run(1), tmp_path / "ckpt" / "model.safetensors", make_run(3)
     save_state(run, tmp_path / "ckpt", safe_serialization=False)
+    save_state(make_run(2, steps=5), tmp_path / "other")
+    shutil.move(tmp_path / "other" / "model.safetensors", foreign)
+    shutil.rmtree(tmp_path / "other")
+    load_state(other, tmp_path / "ckpt")
+    assert torch.equal(other.models[0][0].weight, run.models[0][0].weight)
+    foreign.unlink()
     (tmp_path / "ckpt" / "README").write_text("mine")
     run.custom_objects.clear()
     save_state(run, tmp_path / "ckpt")
@@ -133,17 +139,6 @@ def test_what_the_manifest_does_not_list_is_not_read(
     for name in ("optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl", "scaler.pt"):
         assert name in str(caught.value)
     assert differing(before, state_of(run)) == []
-
-
-def test_weights_in_the_format_that_was_not_saved_are_not_read(make_run: Make, tmp_path: Path) -> None:
-    """A `model.safetensors` of somebody else beside our `pytorch_model.bin` is left alone."""
-    run = make_run(1)
-    save_state(run, tmp_path / "ckpt", safe_serialization=False)
-    save_state(make_run(2, steps=5), tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "ckpt")
-    other = make_run(3)
-    load_state(other, tmp_path / "ckpt")
-    assert torch.equal(other.models[0][0].weight, run.models[0][0].weight)
 
 
 @pytest.mark.parametrize("moment", ["optimizer", "model", "hooks"])
@@ -284,7 +279,7 @@ def test_without_strict_what_fits_is_restored(make_run: Make, tmp_path: Path) ->
 def test_readers_take_the_options_of_the_caller(
     make_run: Make, state_of: StateOf, differing: Differing, tmp_path: Path
 ) -> None:
-    """map_location, load_kwargs and assign reach those who read; weights_only cannot be taken away."""
+    """map_location, load_kwargs and assign reach those who read; another place than two words is a TypeError."""
     run = make_run(1)
     before = state_of(run)
     save_state(run, tmp_path / "ckpt")
@@ -293,17 +288,9 @@ def test_readers_take_the_options_of_the_caller(
     load_state(other, tmp_path / "ckpt", load_kwargs={"weights_only": False}, map_location="on_device", assign=True)
     assert differing(before, state_of(other)) == []
     assert other.models[0][0].weight is not weight
-
-
-def test_another_place_than_those_two_is_a_type_error(make_run: Make, tmp_path: Path) -> None:
-    """A word that is no place is refused as an argument, and not as damage of the checkpoint; nothing was read."""
-    run = make_run(1)
-    save_state(run, tmp_path / "ckpt")
-    weight = run.models[0][0].weight.detach().clone()
     for place in ("cuda", torch.device("cpu"), {"cuda": "cpu"}):
         with pytest.raises(TypeError, match='Pass None, "cpu" or "on_device"'):
-            load_state(run, tmp_path / "ckpt", map_location=place)
-    assert torch.equal(run.models[0][0].weight, weight)
+            load_state(make_run(3), tmp_path / "ckpt", map_location=place)
 
 
 def test_generators_are_read_to_the_cpu_wherever_optimizers_are(
@@ -328,7 +315,7 @@ def test_generators_are_read_to_the_cpu_wherever_optimizers_are(
 
 
 def test_components_that_the_run_lacks_are_reported_only(make_run: Make, tmp_path: Path) -> None:
-    """Loading the model alone from a full checkpoint works, and the report says what was left."""
+    """A model alone is loaded from a full checkpoint, which is told; a run with more than a checkpoint is refused."""
     saved = make_run(1)
     save_state(saved, tmp_path / "ckpt")
     run = BareRun([make_run(2).models[0]])
@@ -336,11 +323,7 @@ def test_components_that_the_run_lacks_are_reported_only(make_run: Make, tmp_pat
     assert torch.equal(run.models[0][0].weight, saved.models[0][0].weight)
     left = {found.component for found in report.unexpected}
     assert left == {"optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl", "scaler.pt"}
-
-
-def test_a_part_that_was_not_saved_is_missing(make_run: Make, tmp_path: Path) -> None:
-    """A run with more than the checkpoint is refused."""
-    save_state(BareRun([make_run(1).models[0]]), tmp_path / "ckpt")
+    save_state(run, tmp_path / "ckpt")
     with pytest.raises(CheckpointMismatchError, match=r"optimizer 0: missing: optimizer.bin is not there"):
         load_state(make_run(2), tmp_path / "ckpt")
 
@@ -420,7 +403,7 @@ def test_automatic_names_count_on_after_a_resume(make_run: Make, tmp_path: Path)
 
 
 def test_nowhere_to_save_to_or_load_from(make_run: Make, tmp_path: Path) -> None:
-    """Missing folders and arguments are told apart."""
+    """Missing folders and arguments are told apart, and a checkpoint does not replace a file."""
     run = make_run(1)
     with pytest.raises(ConfigurationError, match="output_dir is None"):
         save_state(run)
@@ -435,6 +418,12 @@ def test_nowhere_to_save_to_or_load_from(make_run: Make, tmp_path: Path) -> None
     run.project.project_dir = str(tmp_path)
     with pytest.raises(CheckpointNotFoundError, match="no complete checkpoint"):
         load_state(run)
+    run.project.automatic_checkpoint_naming = False
+    (tmp_path / "file").write_text("mine")
+    for target in ("file", "file/below"):
+        with pytest.raises(CheckpointError):
+            save_state(run, tmp_path / target)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_failed_save_leaves_the_previous_checkpoint(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ProfilerActivityName = Literal["cpu", "xpu", "mtia", "cuda", "hpu"]
 
 _OF_OURS = ("activities", "schedule_option", "output_trace_dir")
-"""Fields of `ProfileKwargs` that are no arguments of torch's profiler as they are."""
+"""Fields of `ProfileKwargs` that are not arguments of torch's profiler as they are."""
 
 _NCCL_TIMEOUT = timedelta(minutes=10)
 _OTHER_TIMEOUT = timedelta(minutes=30)

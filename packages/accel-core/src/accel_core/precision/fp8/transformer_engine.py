@@ -59,7 +59,7 @@ def _linear_like(layer: Any, library: ModuleType) -> torch.nn.Module | None:
     return _filled(layer, library, "Linear", layer.in_features, layer.out_features, bias=has_bias)
 
 
-def _filled(layer: Any, library: ModuleType, kind: str, *sizes: int, **settings: Any) -> torch.nn.Module:
+def _filled(layer: Any, library: ModuleType, kind: str, *sizes: int, **settings: object) -> torch.nn.Module:
     """Make a layer of another library, with the weights of a layer."""
     settings["dtype" if library is torch.nn else "params_dtype"] = layer.weight.dtype
     new: torch.nn.Module = getattr(library, kind)(*sizes, **settings).to(layer.weight.device)

@@ -155,27 +155,21 @@ def _foreign(request: Request) -> type[Strategy] | None:
     # Looking for installed packages reads many files: only for plugins that are not our own.
     if wanted is None and all(type(plugin).__module__.startswith("accel_core.") for plugin in request.plugins):
         return None
-    installed = points_of("accel.strategies")
-    if wanted is not None:
-        if wanted in _registered:
-            return _registered[wanted]
-        if wanted not in installed:
-            raise ConfigurationError(
-                f"ACCELERATE_STRATEGY has to name an installed strategy; got {wanted!r}, and installed are "
-                f"{sorted({*installed, *_registered})}. Install the package that provides it, or unset the variable."
-            )
-        named: type[Strategy] = load(installed[wanted])
-        return named
-    found = {name: load(place) for name, place in installed.items()} | _registered
-    claimants = {
-        name: strategy
-        for name, strategy in found.items()
-        if strategy.plugin_type is not None
-        and any(isinstance(plugin, strategy.plugin_type) for plugin in request.plugins)
+    known: dict[str, Any] = {**points_of("accel.strategies"), **_registered}
+    if wanted is not None and wanted not in known:
+        raise ConfigurationError(
+            f"ACCELERATE_STRATEGY has to name an installed strategy; got {wanted!r}, and installed are "
+            f"{sorted(known)}. Install the package that provides it, or unset the variable."
+        )
+    named = known if wanted is None else {wanted: known[wanted]}
+    found: dict[str, type[Strategy]] = {
+        name: load(strategy) if isinstance(strategy, str) else strategy for name, strategy in named.items()
     }
+    kinds = {name: strategy.plugin_type or () for name, strategy in found.items()}
+    claimants = [name for name in found if wanted or any(isinstance(each, kinds[name]) for each in request.plugins)]
     if len(claimants) > 1:
         raise ConfigurationError(
             f"Only one strategy can handle a run; got {sorted(claimants)}, which all claim it. Name one in "
             "ACCELERATE_STRATEGY."
         )
-    return next(iter(claimants.values()), None)
+    return found[claimants[0]] if claimants else None

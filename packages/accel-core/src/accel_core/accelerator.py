@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
@@ -22,6 +23,7 @@ from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
 from accel_core.errors import PreparationError, StateError, expect
+from accel_core.mesh.layout import MESH_AXES
 from accel_core.modules import empty, linear_loss
 from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
@@ -297,38 +299,21 @@ class Accelerator(FunctionControl):
         """Whether this process writes the model when it is saved."""
         return self.is_local_main_process if self.project_configuration.save_on_each_node else self.is_main_process
 
-    def _mesh_rank(self, axis: str, kind: str) -> int:
+    @property
+    def _ranks(self) -> SimpleNamespace:
+        """This process's place on each axis of the mesh; 0 on one that the mesh does not have."""
         if self.parallelism_config is None:
             raise StateError(
-                f"{kind} has no rank here: no parallelism_config was given. "
+                "A process has a place on an axis of the mesh; got no parallelism_config. "
                 "Pass Accelerator(parallelism_config=ParallelismConfig(...)) first."
             )
-        return self._runtime.layout.place((axis,))
+        return SimpleNamespace(**{axis: self._runtime.layout.place((axis,)) for axis in MESH_AXES})
 
-    @property
-    def tensor_parallel_rank(self) -> int:
-        """This process's place on the tensor-parallel axis; 0 where the mesh does not have it."""
-        return self._mesh_rank("tp", "Tensor parallel")
-
-    @property
-    def data_parallel_rank(self) -> int:
-        """This process's place on the replicated data-parallel axis; 0 where the mesh does not have it."""
-        return self._mesh_rank("dp_replicate", "Data parallel")
-
-    @property
-    def data_parallel_shard_rank(self) -> int:
-        """This process's place on the sharded data-parallel axis; 0 where the mesh does not have it."""
-        return self._mesh_rank("dp_shard", "Sharded data parallel")
-
-    @property
-    def pipeline_parallel_rank(self) -> int:
-        """This process's place on the pipeline axis; 0 where the mesh does not have it."""
-        return self._mesh_rank("pp", "Pipeline parallel")
-
-    @property
-    def context_parallel_rank(self) -> int:
-        """This process's place on the context-parallel axis; 0 where the mesh does not have it."""
-        return self._mesh_rank("cp", "Context parallel")
+    tensor_parallel_rank = Passed[int]("_ranks.tp", "Number of this process on the tensor-parallel axis, from 0.")
+    data_parallel_rank = Passed[int]("_ranks.dp_replicate", "Number of this process on the axis of copies, from 0.")
+    data_parallel_shard_rank = Passed[int]("_ranks.dp_shard", "Number of this process on the axis of shards, from 0.")
+    pipeline_parallel_rank = Passed[int]("_ranks.pp", "Number of this process on the pipeline axis, from 0.")
+    context_parallel_rank = Passed[int]("_ranks.cp", "Number of this process on the context-parallel axis, from 0.")
 
     _models = PassedOn[list[Any]]("_runtime.models", "What libraries look at by this private name.")
     _optimizers = PassedOn[list[Any]]("_runtime.optimizers", "What libraries look at by this private name.")

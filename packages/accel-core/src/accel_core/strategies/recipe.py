@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -27,27 +27,27 @@ def compile_blocks(model: torch.nn.Module, settings: TorchDynamoPlugin) -> torch
     """Compile the repeated blocks of a model, if the run compiles by region."""
     if settings.backend == DynamoBackend.NO or not settings.use_regional_compilation or has_compiled_regions(model):
         return model
-    return compile_regions(model, **_arguments(settings))
+    return compile_regions(model, **settings.to_kwargs())
 
 
 def compile_in_place(blocks: Iterable[torch.nn.Module], settings: TorchDynamoPlugin) -> None:
     """Compile modules in place, if the run compiles by region: sharding changes them in place too."""
     if settings.backend != DynamoBackend.NO and settings.use_regional_compilation:
         for block in blocks:
-            block.compile(**_arguments(settings))
+            block.compile(**settings.to_kwargs())
 
 
 def compile_blocks_in_place(model: torch.nn.Module, settings: TorchDynamoPlugin) -> None:
     """Compile the repeated blocks of a model in place, if the run compiles by region."""
     if settings.backend != DynamoBackend.NO and settings.use_regional_compilation:
-        compile_regions_in_place(model, **_arguments(settings))
+        compile_regions_in_place(model, **settings.to_kwargs())
 
 
 def compile_whole(model: torch.nn.Module, settings: TorchDynamoPlugin) -> torch.nn.Module:
     """Compile a model, if the run compiles whole models."""
     if settings.backend == DynamoBackend.NO or settings.use_regional_compilation or is_compiled_module(model):
         return model
-    return cast(torch.nn.Module, torch.compile(model, **_arguments(settings)))
+    return cast(torch.nn.Module, torch.compile(model, **settings.to_kwargs()))
 
 
 def keep_compiled(given: torch.nn.Module, prepared: torch.nn.Module, forward_before: object) -> torch.nn.Module:
@@ -55,9 +55,3 @@ def keep_compiled(given: torch.nn.Module, prepared: torch.nn.Module, forward_bef
     if prepared is given._orig_mod and prepared.__dict__.get("forward") is forward_before:
         return given
     return like_compiled(given, prepared)
-
-
-def _arguments(settings: TorchDynamoPlugin) -> dict[str, Any]:
-    arguments: dict[str, Any] = settings.to_kwargs()
-    arguments.pop("use_regional_compilation", None)
-    return arguments

@@ -179,8 +179,8 @@ def _fill(here: list[_Place], run: list[tuple[str, Callable[[], Any]]], device: 
         return
     before: dict[str, tuple[Tensor, int]] = {}
     for into, own, held in here:
-        alone = held if held.device == device and not is_spread(held) else None
-        whole = _like(held, _whole(held, device)) if alone is None else alone
+        elsewhere = held.device != device or is_spread(held)
+        whole = _like(held, torch.empty(held.shape, dtype=held.dtype, device=device)) if elsewhere else held
         if whole.is_floating_point():
             whole.fill_(torch.nan)
         before[own] = whole, whole._version
@@ -240,10 +240,6 @@ def _like(tensor: Tensor, made: Tensor) -> Tensor:
     parameter = nn.Parameter(made, tensor.requires_grad)
     parameter.__dict__.update(tensor.__dict__)  # what libraries note on parameters
     return parameter
-
-
-def _whole(tensor: Tensor, device: torch.device) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
 
 
 def _kind_of(device: torch.device) -> str:

@@ -212,11 +212,6 @@ def _views(model: torch.nn.Module) -> dict[str, PartView]:
     left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
     buffers = [(name, each) for name, each in model.named_buffers() if name not in left_out]
     return {
-        name: PartView("lazy" if is_lazy(each) else str(each.dtype).removeprefix("torch."), _shape_of(each))
+        name: PartView("lazy") if is_lazy(each) else PartView(str(each.dtype).removeprefix("torch."), tuple(each.shape))
         for name, each in (*trained_by_ddp(model).items(), *buffers)
     }
-
-
-def _shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """Return a shape; a parameter that a lazy module has not made yet has none."""
-    return None if is_lazy(tensor) else tuple(tensor.shape)

@@ -261,22 +261,15 @@ class Runtime:
         if isinstance(loader, PreparedLoader):
             return _once(self.dataloaders, loader)
         self.strategy.check_loader(loader)
-        extra: dict[str, Any] = {} if self.data.uneven_end == "drop" else {"uneven_end": self.data.uneven_end}
+        left_out = {"restore_position", *(["uneven_end"] if self.data.uneven_end == "drop" else [])}
         prepared = prepare_data_loader(
             loader,
             self.world.device,
             layout=self.reading,
-            split_batches=self.data.split_batches,
             put_on_device=self.device_placement if placement is None else placement,
             rng_types=list(self.rng_types),
-            dispatch_batches=self.data.dispatch_batches,
-            even_batches=self.data.even_batches,
             slice_fn_for_dispatch=slice_fn,
-            use_seedable_sampler=self.data.use_seedable_sampler,
-            data_seed=self.data.data_seed,
-            non_blocking=self.data.non_blocking,
-            use_stateful_dataloader=self.data.use_stateful_dataloader,
-            **extra,
+            **{name: value for name, value in vars(self.data).items() if name not in left_out},
         )
         for extension in self.extensions:
             extension.keep_loader(prepared)

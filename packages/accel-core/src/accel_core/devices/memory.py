@@ -116,7 +116,7 @@ def find_executable_batch_size(
         while batch_size > 0:
             try:
                 return target(batch_size, *args, **kwargs)
-            except Exception as failure:
+            except RuntimeError as failure:
                 if not should_reduce_batch_size(failure):
                     raise
             # Outside of `except`: until there, the traceback holds what the failed call allocated.

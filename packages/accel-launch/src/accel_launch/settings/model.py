@@ -92,17 +92,17 @@ SLURM = "SLURM"
 RAY = "Ray"
 
 
-def switch(key: str, topic: str, help: str, **rest: object) -> Setting:
+def switch(key: str, topic: str, help: str, **rest: Any) -> Setting:
     """Return a setting that is on when its flag is written."""
     row = Setting(key, topic, help, boolean, False, kind="switch")
-    return replace(row, **rest)  # type: ignore[arg-type]  # a field by its name
+    return replace(row, **rest)
 
 
-def _variable(key: str, topic: str, help: str, *, rule: Rule | None = None, **rest: object) -> Setting:
+def _variable(key: str, topic: str, help: str, *, rule: Rule | None = None, **rest: Any) -> Setting:
     """Return a setting that a flag and a variable named after it say."""
     parse = str if rule is None else rule.parse
     row = Setting(key, topic, help, parse, environment=f"ACCEL_{key.upper()}", rule=rule)
-    return replace(row, **rest)  # type: ignore[arg-type]
+    return replace(row, **rest)
 
 
 def _filed(key: str, topic: str, help: str, *, rule: Rule | None = None, **rest: object) -> Setting:

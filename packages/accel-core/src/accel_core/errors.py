@@ -317,7 +317,8 @@ def expect_one_of(choices: Iterable[object], name: str, value: object, source: s
     """
     allowed = list(choices)
     if value not in allowed:
-        raise ConfigurationError(f"{name} is not one of its choices; got {value!r}{source}. Use one of {allowed}.")
+        listed = ", ".join(map(str, allowed))
+        raise ConfigurationError(f"{name} is not one of its choices; got {value!r}{source}. Use one of {listed}.")
 
 
 def expect_flags(kind: type, values: Mapping[str, object]) -> None:

@@ -317,8 +317,7 @@ def expect_one_of(choices: Iterable[object], name: str, value: object, source: s
     """
     allowed = list(choices)
     if value not in allowed:
-        listed = ", ".join(map(str, allowed))
-        raise ConfigurationError(f"{name} is not one of its choices; got {value!r}{source}. Use one of {listed}.")
+        raise ConfigurationError(f"{name} is not one of its choices; got {value!r}{source}. Use one of {allowed}.")
 
 
 def expect_flags(kind: type, values: Mapping[str, object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -21,18 +22,17 @@ _WRITEBACK = 8 << 20
 
 
 class HashingFile:
-    """A new file that computes the checksum of what is written to it and is flushed to disk when it is closed.
+    """A new file that computes the checksum of what is written to it and is flushed to disk when its block ends.
 
     It has the part of the file interface that `torch.save` needs. The file must not exist.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.size = 0
         self._begun = 0
         self._state = xxhash.xxh3_128()
         self._failure: OSError | None = None
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._file = open(path, "xb", buffering=0, opener=partial(os.open, mode=0o666))  # noqa: SIM115
 
     @property
     def digest(self) -> str:
@@ -45,40 +45,24 @@ class HashingFile:
         for start in range(0, len(view), CHUNK):
             part = view[start : start + CHUNK]
             self._state.update(part)
-            self._append(part)
             moved(len(part))
+            try:
+                while len(part):
+                    part = part[os.write(self._file.fileno(), part) :]  # a write may take only a part of it
+            except OSError as failure:
+                self._failure = failure
+                raise
         self.size += len(view)
         if self.size - self._begun >= _WRITEBACK:
             # Let the disk begin to write now, so that the flush at the end has less left to wait for. Linux does that
             # for pages that nobody will need, and keeps them until they are written.
             if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(self._descriptor, self._begun, self.size - self._begun, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(self._file.fileno(), self._begun, self.size - self._begun, os.POSIX_FADV_DONTNEED)
             self._begun = self.size
         return len(view)
 
-    def _append(self, part: memoryview) -> None:
-        try:
-            while len(part):
-                part = part[os.write(self._descriptor, part) :]  # a write may take only a part of it
-        except OSError as failure:
-            self._failure = failure
-            raise
-
     def flush(self) -> None:
-        """Do nothing: writes are not buffered; `close` flushes to disk."""
-
-    def close(self) -> None:
-        """Flush to disk and close."""
-        if self._descriptor >= 0:
-            try:
-                os.fsync(self._descriptor)
-            finally:
-                self._release()
-
-    def _release(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        """Do nothing: writes are not buffered; `__exit__` flushes to disk."""
 
     def __enter__(self) -> HashingFile:
         return self
@@ -86,9 +70,9 @@ class HashingFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.close()
-        self._release()
+        with self._file:
+            if error is None:
+                os.fsync(self._file.fileno())
         if error and self._failure and self._failure is not error:
             raise self._failure from error  # torch.save says of a full disk only that its writer failed
 

@@ -28,7 +28,7 @@ PROBE = ".accel-probe-"
 _ATTEMPTS = 6
 _PAUSE = 0.2
 _LARGEST = 1 << 30
-_LASTING = (FileNotFoundError, FileExistsError, NotImplementedError)
+_LASTING = (FileNotFoundError, FileExistsError)
 _STATE = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
 _T = TypeVar("_T")
 
@@ -93,8 +93,7 @@ class Store:
     def put_all(self, files: Mapping[Path, str]) -> None:
         """Write several files, some at a time."""
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-store") as pool:
-            for _ in pool.map(self.put, files, files.values()):
-                pass
+            list(pool.map(self.put, files, files.values()))
 
     def get_all(self, files: Mapping[str, Path]) -> None:
         """Bring several objects to this machine, some at a time; what is not there is left out."""
@@ -104,8 +103,7 @@ class Store:
                 self.get(name, files[name])
 
         with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-store") as pool:
-            for _ in pool.map(get, files):
-                pass
+            list(pool.map(get, files))
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a small object where none is; return whether this call did it: of several writers, one is told so."""
@@ -209,11 +207,6 @@ class Store:
             )
         if isinstance(error, FileNotFoundError):
             return ConfigurationError(f"The bucket of {at} is not there; got {got}. Create it, or correct the address.")
-        if isinstance(error, NotImplementedError):
-            return ConfigurationError(
-                f"Checkpoints cannot be kept at {at}: its store does not support {doing.lower()}; got {got}. "
-                "Use an object store, such as s3://, gs:// or abfs://."
-            )
         return CheckpointError(
             f"{doing} {at} failed {_ATTEMPTS} times; got {got}. Check the network and the store, and call again."
         )
@@ -228,27 +221,16 @@ def _opened(address: Address) -> tuple[Any, str]:
     """Return fsspec's file system for an address, and the path of the address in it."""
     try:
         fsspec: Any = importlib.import_module("fsspec")
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"Checkpoints at an address need fsspec; got {str(address)!r}, and fsspec is not installed. Run "
-            "`pip install 'accel-core[remote]'`."
-        ) from error
-    if address.scheme not in fsspec.available_protocols():
-        raise ConfigurationError(
-            f"No store has the scheme {address.scheme!r}; got {str(address)!r}. Write s3://, gs://, abfs://, memory:// "
-            f"or another of fsspec's: {', '.join(sorted(fsspec.available_protocols()))}."
-        )
-    try:
         fs, root = fsspec.core.url_to_fs(str(address), use_listings_cache=False)
     except ImportError as error:
         raise MissingDependencyError(
-            f"The library that talks to {address.scheme}:// is not installed; got {str(address)!r}, and fsspec says: "
-            f"{error}. Install it on every machine."
+            f"The library that talks to {address.scheme}:// is not installed; got {str(address)!r}, and {error}. Run "
+            "`pip install 'accel-core[remote]'`, and install what fsspec names, on every machine."
         ) from error
     except Exception as error:
         raise ConfigurationError(
-            f"The store of {str(address)!r} could not be opened; got {type(error).__name__}: {error}. Check the "
-            "address, and the settings of the library that talks to it."
+            f"The store of {str(address)!r} could not be opened; got {type(error).__name__}: {error}. Write s3://, "
+            "gs://, abfs:// or another scheme of fsspec's, and check the settings of the library that talks to it."
         ) from error
     return fs, str(root).rstrip("/")
 

@@ -8,22 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
+from importlib.util import find_spec
 from pickle import UnpicklingError
 from typing import Any
 
 _DTYPE = re.compile(r"(?:[biufc][1-9]\d?|[SU][1-9]\d{0,8})", re.ASCII)
 """Booleans, integers, floats, complex numbers, and texts of a fixed length: what holds no pointers."""
-
-
-def numpy_loadable() -> bool:
-    """Return whether NumPy is imported already or can be."""
-    if "numpy" not in sys.modules:
-        try:
-            import numpy as np  # noqa: F401
-        except ImportError:
-            return False
-    return True
 
 
 class _Dtype:
@@ -97,7 +87,7 @@ def _no_bytes() -> bytes:
 @functools.cache
 def stand_ins() -> tuple[Any, ...]:
     """Return what torch's list gets for the names that NumPy writes; none of NumPy's own is among it."""
-    if not numpy_loadable():
+    if find_spec("numpy") is None:
         return ()
     named = [(_dtype, "numpy.dtype"), ("numpy.ndarray", "numpy.ndarray"), (_no_bytes, "builtins.bytes")]
     for core in ("core", "_core"):

@@ -57,7 +57,7 @@ _PLAN = f"{names.HIDDEN}plan.json"
 """Which files leave their places when a commit is put in place, and which of its own come last."""
 
 _LINK = f"{names.HIDDEN}link"
-_NUMBERED = "checkpoint_"
+_NUMBERED = re.compile(r"checkpoint_(0|[1-9][0-9]*)")
 
 
 def stage(target: Path, identity: str, *, numbered: bool = False) -> Path:
@@ -179,13 +179,9 @@ def find(target: Path) -> Path | None:
 
 def numbered(directory: Path) -> list[Path]:
     """Return the numbered checkpoint folders by rising number, as accel writes them: not `checkpoint_0001`."""
-    found: dict[int, Path] = {}
-    for entry in os.scandir(directory) if directory.is_dir() else ():
-        number = entry.name.removeprefix(_NUMBERED)
-        canonical = number.isascii() and number.isdecimal() and number == str(int(number))
-        if entry.name != number and canonical and entry.is_dir(follow_symlinks=False):
-            found[int(number)] = directory / entry.name
-    return [found[number] for number in sorted(found)]
+    entries = [*os.scandir(directory)] if directory.is_dir() else []
+    found = [each.name for each in entries if _NUMBERED.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+    return [directory / name for name in sorted(found, key=lambda name: int(name.removeprefix("checkpoint_")))]
 
 
 def prune(newest: Path, limit: int) -> None:

@@ -16,12 +16,13 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from accel_core.checkpoint.arrays import Array, numpy_loadable, stand_ins
+from accel_core.checkpoint.arrays import Array, stand_ins
 from accel_core.checkpoint.digest import HashingFile
 from accel_core.checkpoint.manifest import Entry, damaged_file, open_member, path_of
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError, UnsafeCheckpointError
@@ -34,12 +35,12 @@ _lock = threading.RLock()
 
 def _numpys_random_state() -> list[Any]:
     """Return the types and functions that a state of NumPy's generator is rebuilt from."""
-    if not numpy_loadable():
+    if find_spec("numpy") is None:
         return []
     import numpy as np
 
-    core: Any = getattr(np, "_core", None) or vars(np)["core"]  # NumPy 2 renamed it
-    return [core.multiarray._reconstruct, np.ndarray, codecs.encode, np.dtype, np.dtypes.UInt32DType]
+    rebuild = np.empty(0).__reduce__()[0]  # whose module NumPy 2 renamed
+    return [rebuild, np.ndarray, codecs.encode, np.dtype, np.dtypes.UInt32DType]
 
 
 TORCH_SAFE_GLOBALS: list[Any] = _numpys_random_state()

@@ -253,14 +253,13 @@ def test_ranks_that_load_different_checkpoints_are_refused(tmp_path: Path) -> No
     assert errors[0][0] == CheckpointMismatchError.__name__
     assert "rank 1: " in errors[0][1]
     assert "got save " in errors[0][1]
-    for number in range(2):
+    if other.world.rank == 0:
         for name in ("accel_manifest.json", "accel_progress.json"):
-            if other.world.rank == 0:
-                (tmp_path / f"ckpt{number}" / name).unlink()
+            (tmp_path / "ckpt0" / name).unlink()
     dist.barrier()
     errors = everywhere(raised(load_state, other, tmp_path / f"ckpt{other.world.rank}"))
     assert errors[0] == errors[1]
-    assert "do not hold the same save" in errors[0][1]
+    assert "and no manifest on the main rank" in errors[0][1]
     assert torch.equal(other.models[0].weight, weight)
     load_state(other, tmp_path / "ckpt1")
 

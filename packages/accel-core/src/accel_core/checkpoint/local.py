@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import commit, names
-from accel_core.checkpoint.digest import digest_of
 from accel_core.checkpoint.manifest import Entry, Manifest, owned_files
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
@@ -122,16 +120,16 @@ class LocalStorage:
         with ranks.together(doing):
             self.head = Manifest.head(folder)
             manifest = Manifest.read(folder) if ranks.rank == 0 else None
-            own = _outline(folder, self.head)
-        head, manifest, outline, target = ranks.broadcast((self.head, manifest, own, str(self.target)))
+        head, manifest, target = ranks.broadcast((self.head, manifest, str(self.target)))
         with ranks.together(f"Opening the checkpoint {target!r}"):
-            if own != outline:
+            own, other = (f"save {each.save}" if each else "no manifest" for each in (self.head, head))
+            if own != other:
                 raise CheckpointMismatchError(
                     f"The ranks do not hold the same save of the checkpoint, and nothing was changed; got {own} in "
-                    f"{str(folder)!r} on rank {ranks.rank}, and {outline} on the main rank. Pass the same checkpoint "
+                    f"{str(folder)!r} on rank {ranks.rank}, and {other} on the main rank. Pass the same checkpoint "
                     "on all ranks, or copy it to the disks that lack it."
                 )
-            if self.head != head and self.head is not None:  # saved on each node: this one lists files of its own
+            if self.head != head:  # saved on each node: this one lists files of its own
                 manifest = Manifest.read(folder)
         return folder, manifest
 
@@ -147,13 +145,3 @@ class LocalStorage:
 
     def close(self) -> None:
         """Do nothing: nothing was used."""
-
-
-def _outline(folder: Path, head: Manifest | None) -> str:
-    """Say which save is in a folder; of one of Accelerate, which has no id, what tells it from others cheaply."""
-    if head is not None:
-        return f"save {head.save}"
-    found = (name for name in names.found_in(folder) if not name.startswith(names.RNG_STATE_NAME) and "/" not in name)
-    size, first = sum(os.stat(folder / name).st_size for name in found), folder / names.random_states_name(0)
-    states = digest_of(first)[:12] if first.is_file() else "none"
-    return f"{size} bytes without a manifest, with the random states {states}"

@@ -6,7 +6,6 @@ rank waits for one that has run out, and everybody knows which batch is the last
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +25,6 @@ from accel_core.process.world import ensure
 _logger = get_logger(__name__)
 _END: object = object()
 _ENDED, _FAILED, _UNCOUNTED = -1, -2, -3
-_NUMBER = struct.Struct("<q")
 
 
 def synchronized_batches(loader: LoaderBase, epoch: EpochState, stream: Iterator[Any]) -> Iterator[Any]:
@@ -83,7 +81,7 @@ class _Ends:
             mine = _ENDED if batch is _END else self._rows(batch)
         except Exception as error:
             failure, mine = error, _FAILED
-        held = self._exchange(mine)
+        held = tuple(self.channel.exchange(mine))
         if failure is not None:
             raise failure
         if _FAILED in held:
@@ -162,7 +160,3 @@ class _Ends:
         if not whole:
             return None
         return StepCounts(real, tuple(count - (part >= whole) for part, count in enumerate(real)))
-
-    def _exchange(self, mine: int) -> tuple[int, ...]:
-        """Give every rank every rank's number."""
-        return tuple(_NUMBER.unpack(content)[0] for content in self.channel.exchange_bytes(_NUMBER.pack(mine)))

@@ -10,7 +10,7 @@ import torch
 
 from accel_core._records import record
 from accel_core.comm.batch import slice_tensors
-from accel_core.mesh.layout import DATA_AXES
+from accel_core.mesh.layout import DATA_AXES, Layout
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -50,12 +50,6 @@ def setting(name: str) -> Any:
 
 def mesh_parts(mesh: DeviceMesh) -> tuple[int, ...]:
     """Return, for each rank of a mesh, which part of the data it reads."""
-    ranks = mesh.mesh
-    parts = torch.zeros_like(ranks)
-    for axis, name in enumerate(mesh.mesh_dim_names or ()):
-        if name in _DATA_AXES:
-            places = torch.arange(ranks.shape[axis], device=ranks.device).view(
-                [-1 if each == axis else 1 for each in range(ranks.dim())]
-            )
-            parts = parts * ranks.shape[axis] + places
-    return tuple(parts.flatten()[ranks.flatten().argsort()].tolist())
+    layout = Layout(0, tuple(zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=False)))
+    places = mesh.mesh.flatten().argsort().tolist()  # of each rank, as the mesh may hold them in any order
+    return tuple(layout.place(_DATA_AXES, place) for place in places)

@@ -65,7 +65,8 @@ def _read(store: Store, number: int) -> Commit | None:
 def newest(store: Store) -> Commit | None:
     """Return the commit that counts at an address; `None` where there is none."""
     for _ in range(_LOOKS):
-        highest = max(_numbers(store), default=0)
+        numbers = [int(found[1]) for found in map(_COMMIT.fullmatch, store.children()) if found]
+        highest = max(numbers, default=0)
         found = _read(store, highest) if highest else None
         if found is not None or not highest:
             return found
@@ -74,10 +75,6 @@ def newest(store: Store) -> Commit | None:
         f"What counts at {str(store.address)!r} could not be read; got another commit at each of {_LOOKS} looks. Save "
         "less often, or load a numbered checkpoint."
     )
-
-
-def _numbers(store: Store) -> list[int]:
-    return sorted(int(found[1]) for found in map(_COMMIT.fullmatch, store.children()) if found)
 
 
 def read_manifest(store: Store, commit: Commit) -> Manifest:
@@ -102,26 +99,17 @@ def numbered(store: Store) -> list[int]:
     return sorted(int(each[1]) for each in map(_NUMBERED.fullmatch, store.children()) if each)
 
 
-def clear(store: Store, commit: Commit) -> None:
-    """Delete what a commit made useless: earlier commits, then folders of saves that can no longer commit."""
+def clear(store: Store, kept: Commit | None = None) -> None:
+    """Delete what a commit made useless: earlier commits, then folders of saves that can no longer commit.
+
+    Where none is kept, the checkpoint goes: from the first moment on nothing takes what is left for one.
+    """
     children = store.children()
-    earlier = [name for name in children if (found := _COMMIT.fullmatch(name)) and int(found[1]) < commit.number]
+    numbers = sorted(int(found[1]) for found in map(_COMMIT.fullmatch, children) if found)
+    # Rising, so that no earlier commit comes to count.
+    earlier = [_commit_name(number) for number in numbers if kept is None or number < kept.number]
     store.delete([*earlier, *(name for name in children if name.startswith(PROBE))])
     for folder in children:
         found = _FOLDER.fullmatch(folder)
-        if found and folder != commit.folder and int(found[1]) <= commit.number:
+        if found and (kept is None or (folder != kept.folder and int(found[1]) <= kept.number)):
             store.delete_folder(folder)
-
-
-def _folders(store: Store) -> list[str]:
-    """Return the folders of saves at an address, committed or not."""
-    return [name for name in store.children() if _FOLDER.fullmatch(name)]
-
-
-def remove(store: Store) -> None:
-    """Delete the checkpoint at an address, its commit first: from the first moment on nothing takes it for one."""
-    # Rising, so that no earlier commit comes to count.
-    numbers, folders = _numbers(store), _folders(store)
-    store.delete(map(_commit_name, numbers))
-    for folder in folders:
-        store.delete_folder(folder)

@@ -117,7 +117,7 @@ class RemoteStorage:
             for number in reversed(commits.numbered(series)):
                 place = series.below(f"checkpoint_{number}")
                 if kept >= max(1, limit) and place.address != self.target:
-                    commits.remove(place)
+                    commits.clear(place)
                 elif commits.newest(place) is not None:
                     kept += 1
         except (CheckpointError, ConfigurationError) as error:

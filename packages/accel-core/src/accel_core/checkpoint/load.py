@@ -32,7 +32,7 @@ from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described
 from accel_core.checkpoint.report import Finding, Restoration, RestoreReport, listed
-from accel_core.checkpoint.storage import Storage, storage_of
+from accel_core.checkpoint.storage import Storage, place_of, storage_of
 from accel_core.comm.disagreement import ranks_text
 from accel_core.comm.transport import known_to_all
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, ConfigurationError, UnsafeCheckpointError
@@ -66,7 +66,8 @@ def load_state(
     ranks = Ranks(run.world, "load_state")
     with ranks.together(f"Opening the checkpoint {str(input_dir)!r}"):
         _check_call(run, load_model_func_kwargs)
-        storage = storage_of(_folder(run, input_dir), run.world, run.project)
+        given = place_of(input_dir, run.project, "load_state", "input_dir")
+        storage = storage_of(given, run.world, run.project)
     if input_dir is None:
         storage = _newest(run, ranks, storage)
     try:
@@ -107,18 +108,6 @@ def placement(place: object, world: World) -> dict[str, Any]:
             'load_kwargs={"map_location": ...} for anything that torch.load takes.'
         )
     return {"map_location": world.device if place == "on_device" else "cpu"}
-
-
-def _folder(run: Run, input_dir: str | os.PathLike[str] | None) -> Path:
-    """Return the folder to load, or the folder in which to look for the latest checkpoint."""
-    if input_dir is not None:
-        given = names.folder_of(input_dir)
-        return given if isinstance(given, Address) else Path(os.path.realpath(given))
-    if not run.project.automatic_checkpoint_naming:
-        raise ConfigurationError(
-            "load_state was not given a folder; input_dir is None and automatic naming is off. Pass a folder."
-        )
-    return names.folder_of(run.project.checkpoints_folder())
 
 
 def _newest(run: Run, ranks: Ranks, series: Storage) -> Storage:

@@ -33,7 +33,7 @@ from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.remote.storage import RemoteStorage
 from accel_core.checkpoint.staging import Buffers
-from accel_core.checkpoint.storage import Storage, storage_of
+from accel_core.checkpoint.storage import Storage, place_of, storage_of
 from accel_core.comm.arrival import arrive
 from accel_core.comm.transport import BACKGROUND
 from accel_core.errors import CheckpointError, ConfigurationError
@@ -133,20 +133,14 @@ def check_project(run: Run) -> None:
     if isinstance(folder, Address) and run.project.automatic_checkpoint_naming:
         ranks = Ranks(run.world, "Accelerator")
         with ranks.together(f"Looking at the address of the project, {str(run.project.project_dir)!r},"):
-            RemoteStorage(run.world, Address(folder / "checkpoint_0"), run.project).probe()
+            RemoteStorage(run.world, Address(folder / "checkpoint_0")).probe()
 
 
 def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | None) -> Path:
     """Return the folder to save into."""
-    if project.automatic_checkpoint_naming:
-        return names.folder_of(project.checkpoints_folder()) / f"checkpoint_{project.iteration}"
-    if output_dir is None:
-        raise ConfigurationError(
-            "save_state was not given a folder; output_dir is None and automatic naming is off. Pass a folder, or use "
-            "ProjectConfiguration(automatic_checkpoint_naming=True)."
-        )
-    given = names.folder_of(output_dir)
-    return given if isinstance(given, Address) else Path(os.path.realpath(given))
+    series = project.automatic_checkpoint_naming
+    place = place_of(None if series else output_dir, project, "save_state", "output_dir")
+    return place / f"checkpoint_{project.iteration}" if series else place
 
 
 def _refuse_keywords(given: Mapping[str, object]) -> None:

@@ -17,7 +17,6 @@ from accel_core.checkpoint.remote.commits import Commit
 from accel_core.checkpoint.remote.scratch import Scratch
 from accel_core.checkpoint.remote.store import Store
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, ConfigurationError
-from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
 
 logger = logging.getLogger(__name__)
@@ -34,7 +33,6 @@ class RemoteStorage:
 
     world: World
     target: Address
-    project: ProjectConfiguration
     staging: Path = Path()
     commit_: Commit | None = None  # which is made, or loaded
     scratch: Scratch | None = None

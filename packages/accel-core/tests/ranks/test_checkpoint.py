@@ -410,15 +410,14 @@ def test_the_middle_of_an_epoch_is_resumed_exactly(tmp_path: Path) -> None:
 
 
 @world(2)
-def test_ranks_that_save_different_parts_are_refused(tmp_path: Path) -> None:
-    """Where one rank saves the model alone, or no part that there is, every rank raises and nothing is written."""
+def test_a_part_that_one_rank_cannot_save_is_refused_by_all(tmp_path: Path) -> None:
+    """Where one rank names a part that there is not, every rank raises and nothing is written."""
     run = build(1)
-    for parts, words in ((("model",), "got parts of [None, 'model'], by rank"), (("x",), "got ['x']")):
-        own = parts if run.world.rank else None
-        _, text = raised(save_state, run, tmp_path / "part", parts=own, kind=ConfigurationError)
-        assert words in text
-        assert len(set(everywhere(text))) == 1
-        assert not (tmp_path / "part").exists()
+    own = ("x",) if run.world.rank else None
+    _, text = raised(save_state, run, tmp_path / "part", parts=own, kind=ConfigurationError)
+    assert "got ['x']" in text
+    assert len(set(everywhere(text))) == 1
+    assert not (tmp_path / "part").exists()
 
 
 @world(2)

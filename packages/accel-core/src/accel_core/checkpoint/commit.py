@@ -67,7 +67,7 @@ def stage(target: Path, identity: str, *, numbered: bool = False) -> Path:
     """
     if os.path.lexists(target) and not target.is_dir():
         raise CheckpointError(
-            f"A checkpoint is saved into a folder; {str(target)!r} is not one. Move it, or pass another folder."
+            f"Checkpoints and weights go into a folder; {str(target)!r} is not one. Move it, or pass another folder."
         )
     made = [place for place in (target, *target.parents) if not place.exists()]
     target.mkdir(parents=True, exist_ok=True)

@@ -76,10 +76,9 @@ def save_state(
         arrive(run.world, "save_state", timeout)
     world = replace(run.world, size=1) if alone else run.world
     ranks = Ranks(world, "save_state")
-    with ranks.together("Preparing a checkpoint") as exchange:
+    with ranks.together("Preparing a checkpoint"):
         _refuse_keywords(save_model_func_kwargs)
-        part = selection.chosen(parts, run, output_dir)
-        selection.refuse_difference(exchange(part))
+        part = selection.chosen(parts, run)
         run = run if part is None else selection.without_the_rest(run)
         given, numbered = _target(run.project, output_dir), run.project.automatic_checkpoint_naming
         identity, written_at = _progress(run) if alone else names.fresh_id(), time.time_ns()

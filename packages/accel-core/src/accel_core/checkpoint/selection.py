@@ -21,11 +21,11 @@ _MISSING = " is not in the checkpoint"
 _R = TypeVar("_R", bound=Run)
 
 
-def chosen(parts: Iterable[str] | None, run: Run, output_dir: object) -> str | None:
+def chosen(parts: Iterable[str] | None, run: Run) -> str | None:
     """Return which part of a run is saved; `None` for all of it.
 
     Raises:
-        ConfigurationError: There is no such part, or it has no folder of its own, or cannot be saved alone in this run.
+        ConfigurationError: There is no such part, or it cannot be saved alone in this run.
     """
     if parts is None:
         return None
@@ -34,11 +34,6 @@ def chosen(parts: Iterable[str] | None, run: Run, output_dir: object) -> str | N
         raise ConfigurationError(
             f"save_state saves a part of a run as parts=('model',) or parts=('adapters',); got {given!r}. Leave parts "
             "out to save all."
-        )
-    if output_dir is None:
-        raise ConfigurationError(
-            f"A part of a run is saved into a folder of its own; got parts={tuple(given)} and no folder. Pass "
-            "output_dir: numbered checkpoints are those from which a run goes on."
         )
     form = type(run.strategy.format)
     if not getattr(form, "has_models_apart", False):
@@ -56,14 +51,6 @@ def chosen(parts: Iterable[str] | None, run: Run, output_dir: object) -> str | N
         for model in run.models:
             _adapters_of(model)
     return given[0]
-
-
-def refuse_difference(parts: Sequence[str | None]) -> None:
-    """Refuse a save of different parts on different ranks."""
-    if len(set(parts)) > 1:
-        raise ConfigurationError(
-            f"The ranks save different parts of a run; got parts of {list(parts)}, by rank. Pass the same on all ranks."
-        )
 
 
 def without_the_rest(run: _R) -> _R:

@@ -192,25 +192,12 @@ def _distinct(tensors: Mapping[str, Tensor | SpreadWeight]) -> tuple[dict[str, T
 
 
 def _check_storable(name: str, tensor: Any) -> None:
-    if name == METADATA:
-        raise CheckpointError(
-            f"A safetensors file keeps the name {METADATA} for itself; got a tensor of that name. Rename it, or save "
-            "with safe_serialization=False."
-        )
     plain = isinstance(tensor, Tensor) and tensor.device.type != "meta" and tensor.layout == torch.strided
     fits = isinstance(tensor, SpreadWeight) or (plain and not is_spread(tensor))
     form = FORMS.get(tensor.dtype) if fits else None
     if form is None or (form == "F4" and not tensor.shape):
+        layout = f" of {tensor.dtype} and {tensor.layout} on {tensor.device}" if isinstance(tensor, Tensor) else ""
         raise CheckpointError(
-            f"A safetensors file holds tensors with data only; {name!r} is {_describe(tensor)}. "
+            f"A safetensors file holds tensors with data only; {name!r} is a {type(tensor).__name__}{layout}. "
             "Save with safe_serialization=False, or give the model its weights first."
         )
-
-
-def _describe(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    if is_spread(value):
-        return "the part of a tensor that other ranks hold too"
-    layout = "" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} "
-    return f"a {layout}{value.dtype} tensor on {value.device}"

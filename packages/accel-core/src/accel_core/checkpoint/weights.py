@@ -119,10 +119,6 @@ def write_shards(folder: Path, shards: Sequence[Mapping[str, Any]], safe: bool) 
     if isinstance(folder, Address):
         put_weights(folder, partial(write_shards, shards=shards, safe=safe))
         return
-    if folder.is_file():
-        raise CheckpointError(
-            f"Weights are saved into a folder; got the file {str(folder)!r}. Pass the folder that is to hold them."
-        )
     pattern = names.SAFE_WEIGHTS_PATTERN_NAME if safe else names.WEIGHTS_PATTERN_NAME
     suffixes = [f"-{number + 1:05d}-of-{len(shards):05d}" for number in range(len(shards))] if len(shards) > 1 else [""]
     files = {pattern.format(suffix=suffix): shard for suffix, shard in zip(suffixes, shards, strict=True)}

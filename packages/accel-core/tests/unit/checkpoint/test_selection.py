@@ -70,7 +70,7 @@ def test_a_part_is_not_numbered(tmp_path: Path) -> None:
         (("optimizer",), "part", "as parts="),
         (("model", "adapters"), "part", "as parts="),
         ((), "part", "as parts="),
-        (("model",), None, "folder of its own"),
+        (("model",), None, "output_dir is None"),
         (("adapters",), "part", "Adapters are those of models that PEFT made; got a Linear"),
     ],
 )

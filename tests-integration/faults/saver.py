@@ -25,9 +25,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from accel_core.checkpoint import commit
+from accel_core.checkpoint.format import FilePart
 from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Manifest
-from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
 from accel_core.comm.control import Channel

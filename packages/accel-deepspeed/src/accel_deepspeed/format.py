@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from accel_core.checkpoint import model as stored_model
 from accel_core.checkpoint import names
-from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
-from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.format import FilePart, Part, Run, SaveRequest, Source
+from accel_core.checkpoint.model import StateOnlyModel
 from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
-from accel_core.checkpoint.state_only import StateOnlyModel
 from accel_core.errors import CheckpointError
 from accel_core.modules.unwrap import canonical_state_dict
 from accel_deepspeed import resharding, states, whole

@@ -21,9 +21,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
+from accel_core.checkpoint.format import FilePart
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.names import LISTS_NAME, MANIFEST_NAME
-from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.weights import load_model
 from accel_core.errors import (
     CheckpointError,

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from accel_core.checkpoint import pickles
-from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
-from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.format import FilePart, Part, Run, SaveRequest, Source
 from accel_core.checkpoint.plain import PlainFormat
 from accel_core.checkpoint.report import Finding, Restoration, finding_of, listed
 from accel_core.errors import CheckpointError

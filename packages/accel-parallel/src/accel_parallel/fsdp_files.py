@@ -14,9 +14,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from accel_core.checkpoint import commit, names, plain
 from accel_core.checkpoint.format import Source
+from accel_core.checkpoint.model import StateOnlyModel
 from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.report import Restoration, RestoreReport
-from accel_core.checkpoint.state_only import StateOnlyModel
 from accel_core.comm.control import in_step
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, EngineUnavailableError, PartView
 from accel_core.modules.unwrap import canonical_name, canonical_state_dict, extract_model_from_parallel

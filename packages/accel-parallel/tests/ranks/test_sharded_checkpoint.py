@@ -18,12 +18,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint import json_file, tensor_file, weights
-from accel_core.checkpoint.format import CheckpointFormat, Part, Run, SaveRequest, Source
-from accel_core.checkpoint.formats import register_format
+from accel_core.checkpoint import manifest, tensor_file, weights
+from accel_core.checkpoint.format import CheckpointFormat, FilePart, Part, Run, SaveRequest, Source, register_format
 from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Entry, Manifest
-from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.report import Restoration
 from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
@@ -83,7 +81,7 @@ class ToyFormat:
         def apply() -> None:
             state = run.optimizers[0].state_dict()
             owners = [own for group in run.optimizers[0].param_groups for own in group["params"]]
-            names = {name for held in json_file.read_json(source.folder, PLAN) for name in held}
+            names = {name for held in manifest.read_json(source.folder, PLAN) for name in held}
             for key, own in enumerate(owners):
                 mine = [name for name in names if name.startswith(f"optimizer/{key}/")]
                 entries = {name.rpartition("/")[2]: read_whole(source, name) for name in mine}
@@ -116,7 +114,7 @@ def file_of(rank: int) -> str:
 
 def read_whole(source: Source, name: str) -> torch.Tensor:
     """Put the rows of all ranks together."""
-    held = json_file.read_json(source.folder, PLAN)
+    held = manifest.read_json(source.folder, PLAN)
     found = [
         tensor_file.TensorFile(source.folder, file_of(rank)).read(name)
         for rank, names in enumerate(held)

@@ -8,7 +8,7 @@ from torch import nn
 
 from accel_bigmodel.checkpoint.read import Checkpoint, open_checkpoint
 from accel_bigmodel.checkpoint.shard import Shard
-from accel_core.checkpoint.tensor_header import StoredTensor
+from accel_core.checkpoint.tensor_file import StoredTensor
 from accel_core.comm.collectives import broadcast
 from accel_core.comm.control import Channel
 from accel_core.comm.objects import broadcast_object_list

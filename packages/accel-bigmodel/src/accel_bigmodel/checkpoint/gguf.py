@@ -14,7 +14,7 @@ from accel_bigmodel.gguf.blocks import KINDS, unpack
 from accel_bigmodel.gguf.header import GgufForm, GgufHeader, library
 from accel_bigmodel.gguf.packed import GGUF, GgufWeight
 from accel_bigmodel.offload.index import InFile, MappedFile
-from accel_core.checkpoint.tensor_header import StoredTensor
+from accel_core.checkpoint.tensor_file import StoredTensor
 from accel_core.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
 from accel_core.host.availability import is_transformers_available
 from accel_core.modules.traversal import owner_of

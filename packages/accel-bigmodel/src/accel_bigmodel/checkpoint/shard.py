@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from accel_bigmodel.offload.index import InFile
-from accel_core.checkpoint.tensor_header import StoredTensor
+from accel_core.checkpoint.tensor_file import StoredTensor
 
 
 class Shard(Protocol):

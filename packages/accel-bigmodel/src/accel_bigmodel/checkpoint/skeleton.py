@@ -15,7 +15,7 @@ from accel_bigmodel.checkpoint.gguf import GgufShard, packed_while_loading
 from accel_bigmodel.meta import init_empty_weights
 from accel_bigmodel.offload.index import header_of
 from accel_core.checkpoint.names import SAFE_WEIGHTS_NAME
-from accel_core.checkpoint.tensor_header import Header, StoredTensor
+from accel_core.checkpoint.tensor_file import Header, StoredTensor
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointNotFoundError,

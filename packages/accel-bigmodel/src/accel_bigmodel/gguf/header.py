@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from accel_core.checkpoint.manifest import damaged_file
-from accel_core.checkpoint.tensor_header import StoredTensor
+from accel_core.checkpoint.tensor_file import StoredTensor
 from accel_core.errors import CheckpointError, MissingDependencyError
 
 _PLAIN = {

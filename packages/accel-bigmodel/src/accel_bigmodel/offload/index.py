@@ -13,8 +13,7 @@ import torch
 
 from accel_bigmodel.gguf.header import GgufHeader, read_gguf
 from accel_core.checkpoint.manifest import open_member
-from accel_core.checkpoint.tensor_file import check_booleans
-from accel_core.checkpoint.tensor_header import Header, StoredTensor, read_header
+from accel_core.checkpoint.tensor_file import Header, StoredTensor, check_booleans, read_header
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, OffloadError
 
 # Without it, a private map of a file larger than the RAM is refused by the kernel's overcommit rule.

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from accel_bigmodel.offload.index import MappedFile
-from accel_core.checkpoint.json_file import read_json
-from accel_core.checkpoint.manifest import check_name
-from accel_core.checkpoint.tensor_header import StoredTensor
+from accel_core.checkpoint.manifest import check_name, read_json
+from accel_core.checkpoint.tensor_file import StoredTensor
 from accel_core.comm.transport import memory_of
 from accel_core.errors import CheckpointError, ConfigurationError, OffloadError, UnsafeCheckpointError
 from accel_core.modules.sizes import as_dtype

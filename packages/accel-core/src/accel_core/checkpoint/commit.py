@@ -19,8 +19,8 @@ from pathlib import Path
 
 from accel_core._records import record
 from accel_core.checkpoint import names
-from accel_core.checkpoint.digest import HashingFile, flush, flush_folder
-from accel_core.checkpoint.manifest import Manifest, lies_inside, owned_files
+from accel_core.checkpoint.digest import flush, flush_folder
+from accel_core.checkpoint.manifest import Manifest, lies_inside, owned_files, write_json
 from accel_core.errors import CheckpointError, ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -116,8 +116,7 @@ def publish(staging: Path, target: Path, *, stale: Iterable[str], last: Iterable
     """
     try:
         (staging / _OWNER).unlink()
-        with HashingFile(staging / _PLAN) as file:
-            file.write(json.dumps({"stale": sorted(stale), "last": sorted(last)}).encode())
+        write_json(staging / _PLAN, {"stale": sorted(stale), "last": sorted(last)})
         _flush_tree(staging)
         os.rename(staging, target / _COMMITTED)
     except FileNotFoundError as error:

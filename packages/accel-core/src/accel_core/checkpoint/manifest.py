@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -124,9 +125,7 @@ class Manifest:
 
     def write(self, folder: Path, name: str = names.MANIFEST_NAME) -> Entry:
         """Write the manifest into a folder and flush it to disk."""
-        with HashingFile(folder / name) as file:
-            file.write(self.encode())
-        return Entry(name, file.size, file.digest)
+        return replace(write_bytes(folder / name, self.encode()), name=name)
 
     def leaves(self, rank: int) -> bool:
         """Return whether the files of a rank stand in a list of its own."""
@@ -223,10 +222,31 @@ def owned_files(folder: Path) -> set[str]:
     return set(names.found_in(folder)) if any(os.path.lexists(folder / name) for name in traces) else set()
 
 
-def content_of(folder: Path, name: str) -> bytes:
+def write_json(path: Path, content: object, *, rank: int = 0) -> Entry:
+    """Write JSON and flush the file to disk."""
+    return write_bytes(path, json.dumps(content, indent=1, sort_keys=True).encode() + b"\n", rank=rank)
+
+
+def write_bytes(path: Path, content: bytes, *, rank: int = 0) -> Entry:
+    """Write bytes and flush the file to disk."""
+    with HashingFile(path) as file:
+        file.write(content)
+    return Entry(path.name, file.size, file.digest, rank)
+
+
+def content_of(folder: Path, name: str, *, links: bool = False) -> bytes:
     """Return the bytes of a small file of a checkpoint."""
-    with os.fdopen(open_member(folder, name), "rb") as file:
+    with os.fdopen(open_member(folder, name, links=links), "rb") as file:
         return file.read()
+
+
+def read_json(folder: Path, name: str, *, links: bool = False) -> Any:
+    """Read a JSON file."""
+    content = content_of(folder, name, links=links)
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:  # the latter of lists in lists, thousands deep
+        raise damaged_file(folder / name, f"text that is not JSON ({error})") from error
 
 
 def open_member(folder: Path, name: str, *, links: bool = False) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -222,3 +222,22 @@ def _difference(value: object, entry: Any) -> str | None:
     if value.dtype != entry.dtype:
         return f"has dtype {entry.dtype} instead of {value.dtype}"
     return None
+
+
+class StateOnlyModel(torch.nn.Module):
+    """A state in the place of a model, for formats whose engine holds the weights; tied ones are one tensor."""
+
+    def __init__(self, state: dict[str, Any], ties: Sequence[Sequence[str]] = ()) -> None:
+        super().__init__()
+        self.state = state
+        for group in ties:
+            there = [name for name in map(canonical_name, group) if name in state]
+            state.update(dict.fromkeys(there, state[there[0]]) if there else {})
+
+    def state_dict(self, *args: object, **kwargs: object) -> dict[str, Any]:  # type: ignore[override]
+        """Return the state itself, without a copy."""
+        return self.state
+
+    def load_state_dict(self, state_dict: Any, *args: object, **kwargs: object) -> Any:
+        """Update the state with the given entries."""
+        self.state.update(state_dict)

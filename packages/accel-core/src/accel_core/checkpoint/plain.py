@@ -10,8 +10,7 @@ from typing import Any, Literal
 import torch
 
 from accel_core.checkpoint import model, names, optimizer, pickles, tensor_file
-from accel_core.checkpoint.format import CheckpointFormat, Part, Run, SaveRequest, Source
-from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.format import CheckpointFormat, FilePart, Part, Run, SaveRequest, Source
 from accel_core.checkpoint.report import Restoration
 from accel_core.errors import CheckpointError
 from accel_core.mesh.tensor import is_spread

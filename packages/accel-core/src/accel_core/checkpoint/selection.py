@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from accel_core.checkpoint import names
-from accel_core.checkpoint.format import Part, Run, Source
-from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.format import FilePart, Part, Run, Source
 from accel_core.checkpoint.report import Finding, Restoration
 from accel_core.errors import CheckpointDamagedError, ConfigurationError
 from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel

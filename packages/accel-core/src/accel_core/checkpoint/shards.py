@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from accel_core.checkpoint import json_file, model, names
-from accel_core.checkpoint.manifest import check_name
+from accel_core.checkpoint import model, names
+from accel_core.checkpoint.manifest import check_name, read_json
 from accel_core.checkpoint.model import StoredWeights
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
 
@@ -65,7 +65,7 @@ def open_weights(path: Path) -> StoredWeights:
 def read_index(path: Path) -> dict[str, str]:
     """Read an index of shards."""
     try:
-        content = json_file.read_json(path.parent, path.name, links=True)
+        content = read_json(path.parent, path.name, links=True)
     except FileNotFoundError as error:
         raise _not_found(path) from error
     table = content.get("weight_map", content) if isinstance(content, dict) else None

@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from accel_core.checkpoint import names, pickles, rng
-from accel_core.checkpoint.format import Part, Run, Source
-from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.format import FilePart, Part, Run, Source
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
 from accel_core.errors import CheckpointError
 from accel_core.modules.reduction_order import ReductionOrders

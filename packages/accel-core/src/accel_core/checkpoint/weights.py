@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from accel_core.checkpoint import commit, json_file, names, pickles, tensor_file
+from accel_core.checkpoint import commit, manifest, names, pickles, tensor_file
 from accel_core.checkpoint.address import Address
 from accel_core.checkpoint.manifest import Entry
 from accel_core.checkpoint.model import compare
@@ -138,7 +138,7 @@ def _replace(folder: Path, files: Mapping[str, Mapping[str, Any]], safe: bool) -
         for name, shard in files.items():
             (tensor_file.write_tensors if safe else _write_gathered)(staging / name, shard)
         if len(files) > 1:
-            json_file.write_json(staging / index, _index(files, safe))
+            manifest.write_json(staging / index, _index(files, safe))
         # Weights in the other format are not its concern.
         suffix = ".safetensors" if safe else ".bin"
         shards = [name for name in os.listdir(folder) if names.is_shard(name) and not (folder / name).is_dir()]

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from accel_core.checkpoint import background, commit, names, pickles, tensor_file
+from accel_core.checkpoint.format import FilePart
 from accel_core.checkpoint.load import load_state
-from accel_core.checkpoint.parts import FilePart
 from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
 from accel_core.errors import (

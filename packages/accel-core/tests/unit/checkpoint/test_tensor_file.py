@@ -15,8 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accel_core.checkpoint.tensor_file import TensorFile, memory_of, stream_tensors, write_tensors
-from accel_core.checkpoint.tensor_header import DTYPES
+from accel_core.checkpoint.tensor_file import DTYPES, TensorFile, memory_of, stream_tensors, write_tensors
 from accel_core.errors import CheckpointDamagedError, CheckpointError
 from accel_testing.requires import requires
 

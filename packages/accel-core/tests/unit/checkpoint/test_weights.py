@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from accel_core.checkpoint import json_file, names, plain, shards, tensor_file, weights
+from accel_core.checkpoint import manifest, names, plain, shards, tensor_file, weights
 from accel_core.errors import (
     CheckpointDamagedError,
     CheckpointError,
@@ -179,7 +179,7 @@ def test_a_failed_save_leaves_the_earlier_weights(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(json_file, "write_json", full)
+        patch.setattr(manifest, "write_json", full)
         with pytest.raises(CheckpointError, match="No space left on device"):
             save(Tied(), tmp_path, max_shard_size=300)
     assert sorted(os.listdir(tmp_path)) == before

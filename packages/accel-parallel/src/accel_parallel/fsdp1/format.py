@@ -10,11 +10,9 @@ from typing import Any
 import torch
 
 from accel_core.checkpoint import names
-from accel_core.checkpoint.format import Part, Run, SaveRequest, Source
-from accel_core.checkpoint.model import ObjectWeights, compare
-from accel_core.checkpoint.parts import FilePart
+from accel_core.checkpoint.format import FilePart, Part, Run, SaveRequest, Source
+from accel_core.checkpoint.model import ObjectWeights, StateOnlyModel, compare
 from accel_core.checkpoint.report import Finding, Restoration, finding_of
-from accel_core.checkpoint.state_only import StateOnlyModel
 from accel_core.errors import CheckpointError
 from accel_parallel.checkpoint import models as stored_models
 from accel_parallel.checkpoint import optimizers as stored_optimizers

@@ -34,7 +34,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_core.checkpoint.state_only import StateOnlyModel
+from accel_core.checkpoint.model import StateOnlyModel
 from accel_core.comm.control import Channel, in_step
 from accel_core.errors import ConfigurationError, EngineUnavailableError, PartView, PreparationError
 from accel_core.mesh.layout import Layout

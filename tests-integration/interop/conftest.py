@@ -4,9 +4,11 @@ A client is a program under `clients/` that uses a released library and prints o
 names the Python of an environment with the same libraries and the original.
 """
 
+import functools
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -28,17 +30,15 @@ class Client(NamedTuple):
     Attributes:
         title: What it does with the library.
         library: The distribution.
-        ranks: On how many processes it runs where a test does not say.
     """
 
     title: str
     library: str
-    ranks: int = 1
 
 
 PROGRAMS = {
     "trainer": Client("Trainer, one process", "transformers"),
-    "trainer_ranks": Client("Trainer, two gloo ranks", "transformers", ranks=2),
+    "trainer_ranks": Client("Trainer, two gloo ranks", "transformers"),
     "trainer_kinds": Client("streams, compiled, subclassed, pickled; one process and two ranks", "transformers"),
     "offload": Client("models and adapters on CPU and disk", "peft"),
     "adapters": Client("training an adapter; one process and two ranks", "peft"),
@@ -70,11 +70,12 @@ class Row:
 
 
 ROWS = pytest.StashKey[dict[str, Row]]()
+ASKED = pytest.StashKey[set[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin an empty table."""
-    config.stash[ROWS] = {}
+    config.stash[ROWS], config.stash[ASKED] = {}, set()
 
 
 def run_client(python: str, words: list[str], folder: Path, **variables: str) -> dict[str, Any]:
@@ -106,9 +107,21 @@ def peer() -> str:
 
 
 @pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """Return a function that runs a client, by name, on the drop-in in one process."""
+def original_alone(peer: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder that holds nothing but the original, so that one Python runs the same program on either."""
+    where = "import importlib.util; print(importlib.util.find_spec('accelerate').origin, end='')"
+    found = subprocess.run([peer, "-I", "-c", where], stdout=subprocess.PIPE, text=True, check=True)
+    folder = tmp_path_factory.mktemp("original")
+    for path in Path(found.stdout).parents[1].glob("accelerate*"):
+        (folder / path.name).symlink_to(path)
+    return folder
 
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """Return a function that gives what a client finds on the drop-in in one process; each runs once."""
+
+    @functools.cache
     def run(name: str) -> dict[str, Any]:
         return run_client(sys.executable, [str(CLIENTS / f"{name}.py")], tmp_path_factory.mktemp(name) / "alone")
 
@@ -117,10 +130,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
 
 @pytest.fixture(scope="session")
 def on_devices(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """Return a function that runs a client, by name, on the drop-in on two simulated accelerators."""
+    """Return a function that gives what a client finds on two simulated accelerators; each runs once."""
     if shutil.which("g++") is None or shutil.which("ninja") is None:
         pytest.skip("the simulated accelerator is built by g++ and ninja, and one of them is not installed")
 
+    @functools.cache
     def run(name: str) -> dict[str, Any]:
         words = [*_launch(2), str(CLIENTS / "on_devices.py"), name]
         return run_client(sys.executable, words, tmp_path_factory.mktemp(name) / "devices")
@@ -130,16 +144,17 @@ def on_devices(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict
 
 @pytest.fixture(scope="session")
 def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config, peer: str) -> Callable[..., Pair]:
-    """Return a function that runs a client, by name, on both sides, on as many processes as it or the caller says.
+    """Return a function that gives what a client finds on both sides, on some ranks; each runs once.
 
     With phases, which are words for its command line, the client runs once for each, in the same folder, and what it
     found in the last one counts.
     """
 
-    def run(name: str, ranks: int | None = None, phases: tuple[str, ...] = ()) -> Pair:
+    @functools.cache
+    def run(name: str, ranks: int, phases: tuple[str, ...]) -> Pair:
         row = pytestconfig.stash[ROWS].setdefault(name, Row())
         folder = tmp_path_factory.mktemp(name)
-        words = [*_launch(PROGRAMS[name].ranks if ranks is None else ranks), str(CLIENTS / f"{name}.py")]
+        words = [*_launch(ranks), str(CLIENTS / f"{name}.py")]
         found = []
         path = os.environ.get("PYTHONPATH", "")  # may name a tree of this project, which the original must not find
         for side, python, packages in (("ours", sys.executable, path), ("theirs", peer, "")):
@@ -149,23 +164,23 @@ def compare(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
             row.seconds.append(time.monotonic() - begun)
         return Pair(*found)
 
-    return run
+    def ask(name: str, ranks: int = 1, phases: tuple[str, ...] = ()) -> Pair:
+        pytestconfig.stash[ASKED].add(name)
+        return run(name, ranks, phases)
+
+    return ask
 
 
 @pytest.fixture(scope="session")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[dict[str, Any], dict[str, Any]]]:
     """Return a function that gives what a client finds on the drop-in: on some ranks, which share it, and on one."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
 
-    def run(name: str, ranks: int = 2) -> tuple[dict[str, Any], dict[str, Any]]:
-        for size in (ranks, 1):
-            if (name, size) not in found:
-                words = [*_launch(size), str(CLIENTS / f"{name}.py")]
-                folder = tmp_path_factory.mktemp(f"{name}_{size}") / "run"
-                found[name, size] = run_client(sys.executable, words, folder, OMP_NUM_THREADS="1")
-        return found[name, ranks], found[name, 1]
+    @functools.cache
+    def run(name: str, ranks: int) -> dict[str, Any]:
+        words = [*_launch(ranks), str(CLIENTS / f"{name}.py")]
+        return run_client(sys.executable, words, tmp_path_factory.mktemp(name) / "run", OMP_NUM_THREADS="1")
 
-    return run
+    return lambda name, ranks=2: (run(name, ranks), run(name, 1))
 
 
 @pytest.fixture(scope="session")
@@ -206,11 +221,13 @@ def assert_alike() -> Callable[[dict[str, Any], dict[str, Any]], None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note how a test ended under the client that it looks at: the fixture that has the client's name."""
+    """Note how a test ended under the clients that it asked for."""
     report = yield
     if report.when == "call" or report.outcome != "passed":
-        for name in set(getattr(item, "fixturenames", ())) & PROGRAMS.keys():
+        for name in item.config.stash[ASKED]:
             item.config.stash[ROWS].setdefault(name, Row()).outcomes.append(report.outcome)
+    if report.when == "teardown":
+        item.config.stash[ASKED].clear()
     return report
 
 

@@ -52,10 +52,7 @@ def act(library: str, action: str, directory: Path, size: int) -> None:
     ],
 )
 def test_a_folder_of_one_is_resumed_exactly_by_the_other(writer: str, reader: str, size: int, tmp_path: Path) -> None:
-    """With and without safetensors: two models, optimizers, schedule, object and random states of every rank.
-
-    On two ranks also what the functions of FSDP save of one model and optimizer: whole, and in shards of both versions.
-    """
+    """With and without safetensors: two models, optimizers, schedule, object and random states of every rank."""
     act(writer, "write", tmp_path, size)
     act(reader, "resume", tmp_path, size)
     written = sorted(tmp_path.glob("write-*.pt"))

@@ -19,17 +19,6 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 NAMES = sorted(
     path.stem for path in SCRIPTS.glob("*.py") if path.stem not in ("forked", "samples", "test_feature_scripts")
 )
-WHERE = "import importlib.util; print(importlib.util.find_spec('accelerate').origin)"
-
-
-@pytest.fixture(scope="module")
-def original_alone(peer: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a folder that holds nothing but the original, so that one Python runs the same script on either."""
-    package = Path(subprocess.run([peer, "-c", WHERE], stdout=subprocess.PIPE, text=True, check=True).stdout.strip())
-    folder = tmp_path_factory.mktemp("original")
-    for path in package.parent.parent.glob("accelerate*"):
-        (folder / path.name).symlink_to(path)
-    return folder
 
 
 @pytest.fixture(scope="module", params=[1, 2])

@@ -23,7 +23,7 @@ def run(compare: Callable[..., Any], name: str, ranks: int, *phases: str) -> Any
     return pair
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def scripts(request: pytest.FixtureRequest, compare: Callable[..., Any]) -> Any:
     """Return what a run, and one that goes on from its checkpoint, left."""
     return run(compare, *request.param, "train", "resume")

@@ -143,7 +143,7 @@ def test_every_sentence_that_calls_runs_equal_is_a_promise() -> None:
     "test",
     [
         "tests-integration/packaging/test_promises.py::test_nobody_wrote",
-        "tests-integration/interop/test_trl.py",
+        "tests-integration/interop/test_clients.py",
         "tests-integration/simulated_device/test_gpu_kit.py::test_a_dry_run_shows_no_figure",
     ],
 )

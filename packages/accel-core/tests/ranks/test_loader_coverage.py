@@ -12,6 +12,7 @@ from accel_core.errors import RankDisagreementError
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
 from accel_testing import world
+from accel_testing.world import run
 
 LENGTHS, BATCHES = (1, 2, 3, 5, 8, 12, 13, 17), (1, 2, 3, 4)
 
@@ -99,26 +100,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("ranks", "drop_last"), [(2, False), (2, True), (3, False), (4, False)])
 @pytest.mark.parametrize(("kind", "dispatch", "even"), CASES)
-@world(2)
-def test_two_ranks(kind, dispatch, even, drop_last):
-    """Two ranks gather the dataset exactly, in order."""
-    check_matrix(kind, dispatch, even, drop_last)
-
-
-@pytest.mark.parametrize(("kind", "dispatch", "even"), CASES)
-@world(3)
-def test_three_ranks(kind, dispatch, even):
-    """Three ranks gather the dataset exactly, in order."""
-    check_matrix(kind, dispatch, even, False)
-
-
-@pytest.mark.parametrize(("kind", "dispatch", "even"), CASES)
-@world(4)
-def test_four_ranks(kind, dispatch, even):
-    """Four ranks gather the dataset exactly, in order."""
-    check_matrix(kind, dispatch, even, False)
+def test_ranks_gather_the_dataset(ranks, drop_last, kind, dispatch, even):
+    """Two ranks and more gather the dataset exactly, in order."""
+    assert not run(check_matrix, ranks, (kind, dispatch, even, drop_last))
 
 
 @pytest.mark.parametrize("dispatch", [False, True])

@@ -10,7 +10,6 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from accel_core.accelerator import Accelerator
 from accel_core.comm import control, objects, transport
-from accel_core.comm.trigger import Trigger
 from accel_core.data.scatter import ScatterChannel
 from accel_core.errors import (
     CheckpointError,
@@ -43,15 +42,6 @@ def test_gathering_one_object_names_its_type(value: object):
         with pytest.raises(RemoteRankError if ensure().rank else UnsupportedTypeError):
             gather([value] if ensure().rank else value)
         assert gather([value]) == [value, value]
-
-
-@world(2)
-def test_gather_object_larger_than_a_frame():
-    """Objects of very different sizes arrive whole."""
-    rank = ensure().rank
-    size = transport.largest_frame(2) * 3
-    gathered = objects.gather_object([b"x" * (size if rank else 5)])
-    assert [len(text) for text in gathered] == [5, size]
 
 
 @world(2)
@@ -131,18 +121,6 @@ def test_broadcast_object_lists_of_different_lengths():
     with pytest.raises(RankDisagreementError, match=r"the value: 1 objects\n.*the value: 2 objects"):
         objects.broadcast_object_list(mine)
     assert mine == [0] * (rank + 1)
-
-
-@world(2)
-def test_trigger_is_seen_by_all_and_lowered():
-    """A flag that one rank raised is true on all ranks once."""
-    rank = ensure().rank
-    trigger = Trigger()
-    assert not trigger.check()
-    if rank:
-        trigger.set()
-    assert trigger.check()
-    assert not trigger.check()
 
 
 @world(3)

@@ -39,24 +39,6 @@ def test_a_loss_repeated_for_a_full_batch_has_a_row_a_sample(
     assert sum(rows for rows, _ in kept) == samples
 
 
-class Pairs(Stream):
-    """The numbers from 0 on, each with its square: torch collates them to a list of two columns."""
-
-    def __iter__(self):
-        return ((torch.ones(3) * number, number**2) for number in super().__iter__())
-
-
-@pytest.mark.parametrize("dispatch", [None, True])
-@pytest.mark.parametrize("samples", [1, 2, 3, 9, 10, 13])
-def test_a_short_batch_of_columns_counts_its_rows(fresh_state: None, samples: int, dispatch: bool | None) -> None:
-    """A list of columns that is shorter than a full batch holds as many samples as a column has rows."""
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
-    loader = accelerator.prepare(DataLoader(Pairs(samples), batch_size=8))
-    kept = [(len(squares), len(accelerator.gather_for_metrics(torch.ones(8)))) for _, squares in loader]
-    assert [rows for rows, _ in kept] == [rows for _, rows in kept]
-    assert sum(rows for rows, _ in kept) == samples
-
-
 @pytest.mark.parametrize("dispatch", [None, False, True])
 @pytest.mark.parametrize("data", [list(range(3)), Stream(3)], ids=["map", "stream"])
 def test_the_batch_after_the_loop_counts_its_own_samples(

@@ -56,6 +56,13 @@ def place(address: str) -> store.Store:
     return store.Store(found)
 
 
+def newest(at: store.Store) -> commits.Commit:
+    """Return the commit that counts at a place where there is one."""
+    found = commits.newest(at)
+    assert found is not None
+    return found
+
+
 def whole(series: str) -> list[int]:
     """Return the numbers of a series that have a commit."""
     at = place(series)
@@ -105,8 +112,7 @@ def test_the_folder_of_a_save_is_an_ordinary_checkpoint(address: str, tmp_path: 
     import fsspec
 
     save_state(build(3.0), address)
-    commit = commits.newest(place(address))
-    assert commit is not None
+    commit = newest(place(address))
     fs, root = fsspec.core.url_to_fs(f"{address}/{commit.folder}")
     fs.get(root, str(tmp_path / "copied"), recursive=True)
     assert stored(tmp_path / "copied") == {3.0}
@@ -254,8 +260,6 @@ def fail_on_one_rank(variables: dict[str, str], address: str, temporary: str) ->
 def test_ranks_agree_on_what_fails_on_one(s3: FaultyProxy, bucket: str, tmp_path: Path, fresh_state: None) -> None:
     """A rank that cannot write makes the save fail on all ranks, with the same error and nothing committed."""
     save_state(build(1.0), f"{bucket}/run")
-    run_id = commits.newest(place(f"{bucket}/run"))
-    assert run_id is not None
     fail_on_one_rank(settings(s3), f"{bucket}/other", str(tmp_path))
     assert objects(f"{bucket}/other") == []
 
@@ -437,9 +441,7 @@ def test_what_lost_a_file_is_left_out_of_a_series(address: str, fresh_state: Non
     save_state(run)
     set_to(run, 2.0)
     damaged = place(str(save_state(run)))
-    commit = commits.newest(damaged)
-    assert commit is not None
-    damaged.delete([f"{commit.folder}/model.safetensors"])
+    damaged.delete([f"{newest(damaged).folder}/model.safetensors"])
     assert stored(None, **project) == {1.0}
     with pytest.raises(CheckpointDamagedError, match=r"model\.safetensors"):
         load_state(build(5.0), damaged.address)
@@ -463,15 +465,13 @@ def test_what_lost_a_file_of_many_ranks_is_left_out(s3: FaultyProxy, bucket: str
     save_series_of_many(settings(s3), bucket)
     project = {"project_dir": bucket, "automatic_checkpoint_naming": True}
     assert stored(None, **project) == {2.0}
-    newest = place(f"{bucket}/checkpoints/checkpoint_1")
-    commit = commits.newest(newest)
-    assert commit is not None
-    newest.delete([f"{commit.folder}/{name}"])
+    latest = place(f"{bucket}/checkpoints/checkpoint_1")
+    latest.delete([f"{newest(latest).folder}/{name}"])
     assert stored(None, **project) == {1.0}
     if name.startswith("random"):
         return  # one rank alone does not read it
     with pytest.raises(CheckpointDamagedError, match=re.escape(name)):
-        load_state(build(5.0), newest.address)
+        load_state(build(5.0), latest.address)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "accel_manifest.json"])
@@ -479,8 +479,7 @@ def test_bytes_that_changed_in_the_store_are_found(address: str, name: str, fres
     """A file with a changed byte, or a manifest of another save, is an error by name and changes nothing."""
     save_state(build(1.0), address)
     at = place(address)
-    commit = commits.newest(at)
-    assert commit is not None
+    commit = newest(at)
     path = f"{commit.folder}/{name}"
     content = bytearray(at.read(path))
     content[-3] ^= 1
@@ -535,8 +534,7 @@ def test_every_changed_byte_of_a_commit_is_found(tmp_path: Path, fresh_state: No
     address = f"memory://{tmp_path.name}/run"
     save_state(build(1.0), address)
     at = place(address)
-    commit = commits.newest(at)
-    assert commit is not None
+    commit = newest(at)
     whole = at.read(commit.name)
     for position in range(len(whole)):
         changed = bytearray(whole)

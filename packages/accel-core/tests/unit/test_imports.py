@@ -9,14 +9,15 @@ def _new_process(code: str) -> str:
 
 
 def test_import_loads_no_torch() -> None:
-    """`import accel_core` and its torch-free parts leave torch alone."""
-    assert (
-        _new_process(
-            "import sys, accel_core, accel_core.errors, accel_core.host.environ, accel_core.options.enums\n"
-            "print([name for name in sys.modules if name.split('.')[0] in ('torch', 'numpy', 'tqdm')])"
-        ).strip()
-        == "[]"
-    )
+    """`import accel_core` and its torch-free parts, asked of libraries and versions, leave torch and those alone."""
+    loaded = _new_process(
+        "import sys, accel_core, accel_core.errors, accel_core.host.environ, accel_core.options.enums\n"
+        "from accel_core.host import availability, affinity, ports, versions\n"
+        "availability.has_library('wandb'), availability.has_library('tensorboard')\n"
+        "versions.is_torch_version('>=', '2.0')\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    ).split()
+    assert not {"torch", "numpy", "tqdm", "wandb", "tensorboard"} & set(loaded)
 
 
 def test_accelerator_loads_no_optional_library() -> None:

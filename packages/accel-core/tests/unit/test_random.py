@@ -38,15 +38,11 @@ def test_seeding_without_numpy(monkeypatch):
     assert (random.random(), torch.rand(2).tolist()) == first
 
 
-def test_device_specific_seeds_add_the_rank():
-    """The rank is added, also where no state exists yet."""
+def test_settings_of_a_seed():
+    """The rank is added, also where no state exists yet; `deterministic` switches torch's algorithms."""
     with patch_environment(RANK=3, WORLD_SIZE=4):
         set_seed(5, device_specific=True)
     assert torch.initial_seed() == 8
-
-
-def test_deterministic_algorithms():
-    """`deterministic` switches torch's deterministic algorithms on."""
     before = torch.are_deterministic_algorithms_enabled()
     try:
         set_seed(1, deterministic=True)
@@ -56,20 +52,16 @@ def test_deterministic_algorithms():
 
 
 def test_what_cannot_be_synchronized():
-    """Unknown words, a missing generator and hardware that is not here are refused, with one process too."""
+    """Unknown words, a missing generator and absent hardware are refused with one process too, whose states stay."""
+    generator = torch.Generator().manual_seed(3)
+    before = torch.get_rng_state(), generator.get_state()
+    synchronize_rng_states(["torch", "generator"], generator=generator)
+    synchronize_rng_state()
     with pytest.raises(ConfigurationError, match=r"No generator is called 'python'. Use one of torch, cuda"):
         synchronize_rng_states(["python"])
     with pytest.raises(ConfigurationError, match="got generator=None"):
         synchronize_rng_states(["generator"])
     with pytest.raises(DeviceUnavailableError, match="npu"):
         synchronize_rng_state(RNGType.NPU)
-
-
-def test_one_process_keeps_its_states():
-    """With one process states stay what they are."""
-    generator = torch.Generator().manual_seed(3)
-    before = torch.get_rng_state(), generator.get_state()
-    synchronize_rng_states(["torch", "generator"], generator=generator)
-    synchronize_rng_state()
     assert torch.get_rng_state().equal(before[0])
     assert generator.get_state().equal(before[1])

@@ -144,7 +144,7 @@ def _load_here(load: Any) -> Any:
 
 @pytest.mark.usefixtures("engines")
 def test_a_plugin_reaches_its_strategy_and_the_users() -> None:
-    """The strategy has the plugin, the state shows it, and the variable that libraries read is set."""
+    """The strategy has it, the state shows it, the variable that libraries read is set, and makes it too."""
     plugin = ShardedPlugin()
     accelerator = Accelerator(fsdp_plugin=plugin)
     strategy = accelerator._runtime.strategy
@@ -153,11 +153,7 @@ def test_a_plugin_reaches_its_strategy_and_the_users() -> None:
     assert accelerator.state.fsdp_plugin is plugin
     assert PartialState().distributed_type is accelerator.distributed_type is DistributedType.FSDP
     assert os.environ["ACCELERATE_USE_FSDP"] == "true"
-
-
-@pytest.mark.usefixtures("engines")
-def test_a_variable_builds_the_plugin() -> None:
-    """What a launcher sets makes the same plugin that a user would pass."""
+    AcceleratorState._reset_state(reset_partial_state=True)
     with patch_environment(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2"):
         accelerator = Accelerator()
     assert accelerator._runtime.strategy.parts.plugin is accelerator.state.fsdp_plugin

@@ -20,9 +20,7 @@ from accel_core.options.enums import RNGType
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration
-from accel_core.plugins.parallelism import (
-    TorchTensorParallelConfig,
-)
+from accel_core.plugins.parallelism import TorchTensorParallelConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.random import set_seed
 from accel_core.tracking.tracker import GeneralTracker

@@ -17,23 +17,18 @@ from accel_testing import requires
 
 @requires("tqdm")
 def test_a_bar_shows_and_can_be_hidden():
-    """The first process shows its bar, unless it is disabled."""
-    shown, hidden = io.StringIO(), io.StringIO()
+    """The first process of a machine shows a bar unless it is disabled, others on request; a flag in front is told."""
+    shown, hidden, others = io.StringIO(), io.StringIO(), io.StringIO()
     assert list(tqdm([1, 2], file=shown)) == [1, 2]
     assert list(tqdm([1, 2], file=hidden, disable=True)) == [1, 2]
-    assert "2/2" in shown.getvalue()
-    assert hidden.getvalue() == ""
-
-
-@requires("tqdm")
-def test_other_processes_of_a_machine_show_none():
-    """A process that is not the first of its machine shows a bar only on request."""
-    shown, hidden = io.StringIO(), io.StringIO()
     with patch_environment(RANK=1, WORLD_SIZE=2, LOCAL_RANK=1):
         list(tqdm([1], file=hidden))
-        list(tqdm([1], file=shown, main_process_only=False))
+        list(tqdm([1], file=others, main_process_only=False))
+    assert "2/2" in shown.getvalue()
+    assert others.getvalue()
     assert hidden.getvalue() == ""
-    assert shown.getvalue()
+    with pytest.raises(ConfigurationError, match=r"got True\. Say which processes .* main_process_only"):
+        tqdm(True, [1])
 
 
 @requires("tqdm")
@@ -74,13 +69,6 @@ def test_one_bar_counts_the_bytes_of_a_whole_checkpoint(
     assert saved.n >= sum(files.values()) > 3 * 4 * 64 * 64, "the states of the optimizer count too"
     assert loaded.n == loaded.total == sum(files.values()) - files["accel_manifest.json"]
     assert weights.total == 4 * (64 * 64 + 64)
-
-
-@requires("tqdm")
-def test_the_old_first_argument_is_refused():
-    """A flag in front of the iterable is told where it belongs."""
-    with pytest.raises(ConfigurationError, match=r"got True\. Say which processes .* main_process_only"):
-        tqdm(True, [1])
 
 
 @requires("tqdm")

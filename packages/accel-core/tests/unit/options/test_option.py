@@ -57,14 +57,10 @@ def test_written_values_read_back(value: object) -> None:
 
 
 def test_every_row_is_complete() -> None:
-    """Each option has a flag, a variable and a sentence of help that ends in a full stop."""
+    """Each option has a flag, a variable and a sentence of help that ends in a full stop; there are no others."""
     for row in options_of(CompilationOptions):
         assert row.flag == f"--{row.name}"
         assert row.environment.isupper()
         assert row.help.endswith(".")
-
-
-def test_unknown_field_is_a_key_error() -> None:
-    """Asking a table for a field that it does not fill fails."""
     with pytest.raises(KeyError, match="color"):
         options.option_named(CompilationOptions, "color")

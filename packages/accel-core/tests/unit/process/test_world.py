@@ -56,12 +56,6 @@ def test_one_process_gets_a_group_where_the_strategy_needs_it(state_first: bool)
     assert not dist.is_initialized()
 
 
-def test_one_process_needs_no_group() -> None:
-    """Without such a strategy no group is made."""
-    assert Accelerator().state.backend is None
-    assert not dist.is_initialized()
-
-
 @pytest.mark.parametrize(
     ("device", "backend", "needs", "chosen"),
     [
@@ -120,5 +114,8 @@ def test_a_run_on_the_cpu_is_not_bound_near_a_gpu(monkeypatch: pytest.MonkeyPatc
     bound: list[int] = []
     monkeypatch.setattr(world, "set_numa_affinity", bound.append)
     monkeypatch.setenv("ACCELERATE_CPU_AFFINITY", "1")
-    assert Accelerator(cpu=True).device.type == "cpu"
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.device.type == "cpu"
     assert bound == []
+    assert accelerator.state.backend is None, "one process needs no group"
+    assert not dist.is_initialized()

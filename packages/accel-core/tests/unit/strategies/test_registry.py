@@ -35,16 +35,12 @@ def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("processes", "strategy"), [(1, SingleStrategy), (2, DataParallelStrategy)])
 def test_plain_runs(processes: int, strategy: type) -> None:
-    """One process trains alone, several train data parallel; neither is an engine that was asked for."""
-    choice = choose(Request(processes))
-    assert (choice.strategy, choice.is_engine, choice.flag) == (strategy, False, "")
-
-
-def test_settings_do_not_choose() -> None:
-    """Arguments of DDP reach it where it runs, and do not make it run."""
+    """One process trains alone, several data parallel, which is no engine, with arguments of DDP or without."""
     settings = DistributedDataParallelKwargs(bucket_cap_mb=3)
-    assert choose(Request(2, (settings,))).plugins == (settings,)
-    assert choose(Request(1, (settings,))).strategy is SingleStrategy
+    for given in ((), (settings,)):
+        choice = choose(Request(processes, given))
+        assert (choice.strategy, choice.is_engine, choice.flag) == (strategy, False, "")
+    assert processes == 1 or choice.plugins == (settings,)
 
 
 def test_unknown_name_lists_what_is_installed() -> None:

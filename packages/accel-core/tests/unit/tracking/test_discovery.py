@@ -70,33 +70,29 @@ def test_all(everything):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("mein", "Did you mean 'mine'"), (3, "known are"), ("zzzzzz", "register_tracker_class"), (None, "known are")],
+    [
+        ("mein", "Did you mean 'mine'"),
+        (3, "known are"),
+        ("zzzzzz", "register_tracker_class"),
+        (None, "known are"),
+        ("writing", "logging_dir is None"),
+    ],
 )
 def test_unknown_name(name, message):
-    """An unknown name is an error with the closest one, or all."""
+    """An unknown name is an error with the closest one, or all, and so is one that needs a folder without it."""
     with pytest.raises(ConfigurationError, match=message):
         discovery.filter_trackers([name])
+    assert discovery.filter_trackers("writing", "logs") == ["writing"]
 
 
-def test_missing_library():
-    """A tracker whose library is missing is an error that says what to install."""
+def test_a_missing_library_is_refused_or_skipped(caplog):
+    """The error says what to install; with `warn`, a run does without the tracker: one warning, however often asked."""
     with pytest.raises(MissingDependencyError, match="pip install no_such_library_of_trackers"):
         discovery.filter_trackers("lacking")
-
-
-def test_a_missing_library_is_skipped_on_request(caplog):
-    """With the default `warn`, a run does without the tracker: one warning, however often it is asked for."""
     TrackerKwargs.missing_library = "warn"
     assert discovery.filter_trackers(["lacking", "mine"]) == ["mine"]
     assert discovery.filter_trackers("lacking") == []
     assert caplog.text.count("The run continues without this tracker. Install it: pip install no_such") == 1
-
-
-def test_missing_folder():
-    """A tracker that writes to a folder needs one."""
-    with pytest.raises(ConfigurationError, match="logging_dir is None"):
-        discovery.filter_trackers("writing")
-    assert discovery.filter_trackers("writing", "logs") == ["writing"]
 
 
 def test_register_warns_when_it_replaces():

@@ -1,4 +1,4 @@
-"""Modules that are put into a prepared model by hand, and passes under `torch.inference_mode` before training."""
+"""Passes under `torch.inference_mode` before training."""
 
 from __future__ import annotations
 

@@ -277,19 +277,6 @@ def test_what_only_the_first_rank_asks_names_the_other(verb: str, version: int, 
 
 @pytest.mark.parametrize("version", [1, 2])
 @world(2)
-def test_joining_uneven_inputs_is_refused(version: int) -> None:
-    """Ranks with different numbers of batches cannot be joined; the error says what to use."""
-    accelerator = _start(version)
-    net = accelerator.prepare(nn.Linear(4, 4))
-    with (
-        pytest.raises(PreparationError, match=r'cannot join processes .*uneven_end="empty"'),
-        accelerator.join_uneven_inputs([net]),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("version", [1, 2])
-@world(2)
 def test_device_maps_and_optimizers_of_other_models_are_refused(version: int) -> None:
     """A model that a device map spreads stays as it was; a step that nobody would average changes nothing."""
     accelerator = _start(version, use_orig_params=True if version == 1 else None)
@@ -333,28 +320,28 @@ def test_experts_of_each_rank_are_not_those_of_the_first(version: int) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @world(2)
-def test_packed_weights_are_refused(version: int) -> None:
-    """Models that bitsandbytes loaded in 8 bits, or in 4 bits on a CPU, are refused and stay as they were."""
-    for bits in (8, 4):
-        accelerator = _start(version)
-        net: Any = nn.Linear(2, 2)
-        setattr(net, f"is_loaded_in_{bits}bit", True)
-        with pytest.raises(PreparationError, match=f"got Linear in {bits} bits on cpu"):
-            accelerator.prepare(net)
-        assert type(net.weight) is nn.Parameter
-        assert accelerator._models == []
-
-
-@pytest.mark.parametrize("version", [1, 2])
-@world(2)
-def test_unknown_classes_and_axes_without_shards_are_refused(version: int) -> None:
-    """Both versions name the classes there are, and the axes that are missing."""
-    words = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Nobody"]}
+def test_what_neither_version_does_is_refused(version: int) -> None:
+    """Unknown classes, packed weights, uneven inputs and axes without shards are named, and nothing was changed."""
+    words = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Nobody", "Net"]}
     accelerator = _start(version, **words)
     net = Net()
     with pytest.raises(ConfigurationError, match=r"got \['Nobody'\]\. Use some of \['Linear', 'Net'\]"):
         accelerator.prepare(net)
     assert all(type(p) is nn.Parameter for p in net.parameters())
+    accelerator = _start(version)
+    for bits in (8, 4):
+        packed: Any = nn.Linear(2, 2)
+        setattr(packed, f"is_loaded_in_{bits}bit", True)
+        with pytest.raises(PreparationError, match=f"got Linear in {bits} bits on cpu"):
+            accelerator.prepare(packed)
+        assert type(packed.weight) is nn.Parameter
+        assert accelerator._models == []
+    prepared = accelerator.prepare(nn.Linear(4, 4))
+    with (
+        pytest.raises(PreparationError, match=r'cannot join processes .*uneven_end="empty"'),
+        accelerator.join_uneven_inputs([prepared]),
+    ):
+        pass
     with pytest.raises(ConfigurationError, match=r"got the axes \['dp_replicate'\].*dp_shard_size"):
         _start(version, axes=ParallelismConfig(dp_replicate_size=2))
 

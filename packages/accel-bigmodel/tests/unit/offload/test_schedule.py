@@ -15,18 +15,10 @@ from accel_bigmodel.offload.schedule import Block, BlockState, Schedule
 
 
 @dataclass
-class Clock:
-    """Virtual seconds."""
-
-    now: float = 0.0
-
-
-@dataclass
 class Bus:
     """A transport over one bus: transfers run one after the other, beside the computation, on a virtual clock."""
 
-    clock: Clock
-    seconds_per_byte: float = 1.0
+    now: float = 0.0
     free_at: float = 0.0
     events: list[tuple[str, str, float]] = field(default_factory=list)
     held: int = 0
@@ -34,41 +26,41 @@ class Bus:
 
     def start(self, block: Block[str]) -> float:
         """Queue the transfer behind the others."""
-        self.events.append(("issue", block.name, self.clock.now))
+        self.events.append(("issue", block.name, self.now))
         self.held += block.nbytes
         self.peak = max(self.peak, self.held)
-        self.free_at = max(self.free_at, self.clock.now) + block.nbytes * self.seconds_per_byte
+        self.free_at = max(self.free_at, self.now) + block.nbytes
         return self.free_at
 
     def finish(self, block: Block[str], ticket: float) -> str:
         """Let time pass until it is done."""
-        self.clock.now = max(self.clock.now, ticket)
-        self.events.append(("ready", block.name, self.clock.now))
+        self.now = max(self.now, ticket)
+        self.events.append(("ready", block.name, self.now))
         return block.name
 
     def cancel(self, block: Block[str], ticket: float) -> None:
         """Free its memory."""
-        self.events.append(("cancel", block.name, self.clock.now))
+        self.events.append(("cancel", block.name, self.now))
         self.held -= block.nbytes
 
     def discard(self, block: Block[str], content: str) -> None:
         """Free its memory."""
         assert content == block.name
-        self.events.append(("free", block.name, self.clock.now))
+        self.events.append(("free", block.name, self.now))
         self.held -= block.nbytes
 
 
 def run(schedule: Schedule[str], bus: Bus, blocks: list[Block[str]], compute: list[float]) -> float:
     """Run a forward pass and return its virtual seconds."""
-    begin = bus.clock.now
+    begin = bus.now
     for block, seconds in zip(blocks, compute, strict=True):
         schedule.acquire(block)
-        bus.events.append(("compute", block.name, bus.clock.now))
-        bus.clock.now += seconds
-        bus.events.append(("computed", block.name, bus.clock.now))
+        bus.events.append(("compute", block.name, bus.now))
+        bus.now += seconds
+        bus.events.append(("computed", block.name, bus.now))
         schedule.release(block)
     schedule.end_pass()
-    return bus.clock.now - begin
+    return bus.now - begin
 
 
 @settings(max_examples=100, deadline=None)
@@ -82,8 +74,7 @@ def test_the_next_transfer_overlaps_and_the_budget_holds(sizes: list[int], compu
 
     With room for all blocks, the pass takes no longer than the order of the blocks makes it.
     """
-    clock = Clock()
-    bus = Bus(clock)
+    bus = Bus()
     blocks = [Block[str](str(number), size) for number, size in enumerate(sizes)]
     budget = windows * max(sizes)
     schedule = Schedule(bus, budget)
@@ -100,7 +91,7 @@ def test_the_next_transfer_overlaps_and_the_budget_holds(sizes: list[int], compu
     assert bus.peak <= budget
     assert bus.held == schedule.held == 0
     assert seconds <= sum(sizes) + compute * len(sizes)
-    clock.now, bus.free_at = 0.0, 0.0
+    bus.now, bus.free_at = 0.0, 0.0
     schedule.budget = sum(sizes)
     # Two machines in a row: what comes before some block travels, what comes after it computes, and neither can hide.
     least = max(sum(sizes[: k + 1]) + compute * (len(sizes) - k) for k in range(len(sizes)))
@@ -110,8 +101,7 @@ def test_the_next_transfer_overlaps_and_the_budget_holds(sizes: list[int], compu
 @pytest.mark.parametrize(("transfer", "compute"), [(4, 4), (4, 1), (1, 4)])
 def test_equal_blocks_take_the_slower_of_the_two_and_one_block(transfer: int, compute: int) -> None:
     """A chain of equal blocks takes max(transfer, compute) plus one block."""
-    clock = Clock()
-    bus = Bus(clock)
+    bus = Bus()
     blocks = [Block[str](str(number), transfer) for number in range(10)]
     schedule = Schedule(bus, 3 * transfer)
     run(schedule, bus, blocks, [compute] * 10)
@@ -131,7 +121,7 @@ def test_equal_blocks_take_the_slower_of_the_two_and_one_block(transfer: int, co
 )
 def test_the_first_pass_follows_a_guess(guess: list[int], seconds: int, sent: int) -> None:
     """Right or wrong, each block has its weights, and the second pass follows what was recorded."""
-    bus = Bus(Clock())
+    bus = Bus()
     blocks = [Block[str](str(number), 4) for number in range(11)]
     schedule = Schedule(bus, 3 * 4, guess=[blocks[number] for number in guess])
     assert run(schedule, bus, blocks[:10], [4.0] * 10) == seconds
@@ -142,8 +132,7 @@ def test_the_first_pass_follows_a_guess(guess: list[int], seconds: int, sent: in
 
 def test_without_a_budget_everything_is_synchronous() -> None:
     """The oracle: each transfer is issued when its block is needed, and time adds up."""
-    clock = Clock()
-    bus = Bus(clock)
+    bus = Bus()
     blocks = [Block[str](str(number), 2) for number in range(4)]
     schedule = Schedule(bus, None)
     for _ in range(2):
@@ -153,7 +142,7 @@ def test_without_a_budget_everything_is_synchronous() -> None:
 
 def test_a_block_larger_than_the_budget_travels_alone() -> None:
     """It is loaded when it is needed, with nothing beside it."""
-    bus = Bus(Clock())
+    bus = Bus()
     blocks = [Block[str]("a", 2), Block[str]("big", 9), Block[str]("b", 2)]
     schedule = Schedule(bus, 4)
     for _ in range(3):
@@ -170,7 +159,7 @@ def test_a_block_larger_than_the_budget_travels_alone() -> None:
 )
 def test_any_order_of_blocks_is_served(passes: list[list[int]], budget: int, guess: list[int]) -> None:
     """Experts that come in another order each time, skipped and repeated blocks: always the right weights."""
-    bus = Bus(Clock())
+    bus = Bus()
     blocks = [Block[str](str(number), number + 1) for number in range(6)]
     schedule = Schedule(bus, budget, guess=[blocks[number] for number in guess])
     for order in passes:
@@ -184,7 +173,7 @@ def test_any_order_of_blocks_is_served(passes: list[list[int]], budget: int, gue
 
 def test_a_block_in_use_twice_is_loaded_once() -> None:
     """Nested use of one block keeps it until the last one lets go."""
-    bus = Bus(Clock())
+    bus = Bus()
     block = Block[str]("a", 1)
     schedule = Schedule(bus, 4)
     schedule.acquire(block)
@@ -208,7 +197,7 @@ def test_running_out_of_memory_ahead_lowers_the_budget() -> None:
                 raise torch.OutOfMemoryError("full")
             return super().start(block)
 
-    bus = Small(Clock())
+    bus = Small()
     blocks = [Block[str](str(number), 2) for number in range(5)]
     schedule = Schedule(bus, 100)
     for _ in range(3):
@@ -241,7 +230,7 @@ def test_an_arrived_block_is_released_before_it_is_resent() -> None:
             assert all(reference() is None for reference in arrived), "the failed attempt still holds its half"
             return super().start(block)
 
-    bus = Half(Clock())
+    bus = Half()
     small, big, other = Block[str]("small", 1), Block[str]("big", 2), Block[str]("other", 1)
     schedule = Schedule(bus, 10)
     schedule.order = [small, other, big]
@@ -347,7 +336,7 @@ class Failing(Bus):
 
 def test_a_cancellation_that_fails_leaves_a_clean_schedule() -> None:
     """A transfer that fails while it is taken back raises, and counts as held no more."""
-    bus = Failing(Clock(), fails="cancel", times=1)
+    bus = Failing(fails="cancel", times=1)
     blocks = [Block[str](str(number), 2) for number in range(2)]
     schedule = Schedule(bus, 4)
     for block in blocks:
@@ -370,7 +359,7 @@ def test_a_cancellation_that_fails_leaves_a_clean_schedule() -> None:
 @settings(max_examples=150, deadline=None)
 def test_a_transport_that_fails_leaves_every_block_usable(fails: str, at: int, times: int, budget: int) -> None:
     """Whichever step fails, the error reaches the caller as it is, nothing stays held, and the next pass is right."""
-    bus = Failing(Clock())
+    bus = Failing()
     blocks = [Block[str](str(number), 3) for number in range(5)]
     schedule = Schedule(bus, budget)
     run(schedule, bus, blocks, [1.0] * 5)
@@ -402,7 +391,7 @@ def test_a_transport_that_fails_leaves_every_block_usable(fails: str, at: int, t
 
 def test_a_failed_prefetch_raises_at_its_own_block() -> None:
     """The block before it computes; the error comes where it would come without prefetching."""
-    bus = Failing(Clock())
+    bus = Failing()
     first, second = Block[str]("a", 1), Block[str]("b", 1)
     schedule = Schedule(bus, 10)
     run(schedule, bus, [first, second], [1.0, 1.0])
@@ -413,7 +402,7 @@ def test_a_failed_prefetch_raises_at_its_own_block() -> None:
                 raise OSError("the file of b is gone")
             return super().start(block)
 
-    schedule.transport = OnlyFirst(bus.clock)
+    schedule.transport = OnlyFirst()
     assert schedule.acquire(first) == "a"
     schedule.release(first)
     with pytest.raises(OSError, match="the file of b is gone"):

@@ -459,7 +459,7 @@ def test_policy_comes_from_the_environment(monkeypatch):
     assert _hub(policy="off").settings.policy == "off"
     monkeypatch.setenv("ACCELERATE_TRACKER_POLICY", "")
     assert TrackerHub().settings.policy == "warn"
-    with pytest.raises(ConfigurationError, match=r"got 'explode'\. Use one of raise, warn, off"):
+    with pytest.raises(ConfigurationError, match=r"got 'explode'\. Use one of \['raise', 'warn', 'off'\]"):
         TrackerKwargs(policy="explode")
 
 

@@ -91,10 +91,7 @@ def sharded(seed: int, kind: str = "fsdp2") -> tuple[Accelerator, nn.Module, tor
     given: dict[str, Any] = {"parallelism_config": ParallelismConfig(pp_size=ensure().size)}
     given["kwargs_handlers"] = [PipelineKwargs(loss_fn=lambda values, _: values.pow(2).mean(), microbatches=4)]
     if kind != "pp":
-        flat = kind.endswith(" flat")
-        plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=int(kind[4]), state_dict_type="SHARDED_STATE_DICT", use_orig_params=not flat
-        )
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=int(kind[4]), state_dict_type="SHARDED_STATE_DICT")
         given = {"fsdp_plugin": plugin}
     accelerator = Accelerator(cpu=True, **given)
     torch.manual_seed(seed)
@@ -147,7 +144,6 @@ def load_sharded(variables: dict[str, str], temporary: str, address: str, told: 
         ("fsdp2", 1, 4, 1),
         ("fsdp2", 2, 2, 2),
         ("fsdp1", 2, 2, 2),
-        ("fsdp1 flat", 2, 2, 2),
         ("pp", 2, 2, 2),
         pytest.param("fsdp2", 4, 2, 2, marks=GRID),
         pytest.param("pp", 4, 2, 2, marks=GRID),

@@ -93,7 +93,7 @@ class FsdpOptions:
     )
     use_orig_params: bool = option(
         False,
-        "Whether version 1 keeps the original parameters visible.",
+        "Read, and not needed: version 1 always keeps the original parameters visible.",
         launch_default="true",
         prompt=Prompt(when=(("fsdp_version", "1"),)),
     )

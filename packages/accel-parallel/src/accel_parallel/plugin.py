@@ -88,7 +88,7 @@ class FullyShardedDataParallelPlugin:
         state_dict_config: Settings of that layout; made to fit where `None`.
         optim_state_dict_config: The same for optimizer states.
         limit_all_gathers: Whether version 1 keeps the device from running ahead of the gathers.
-        use_orig_params: Whether version 1 keeps the original parameters visible.
+        use_orig_params: Has no effect: version 1 always keeps the original parameters visible.
         param_init_fn: Called by version 1 with a module whose weights are on the meta device.
         sync_module_states: Whether version 1 sends the weights of rank 0 to all ranks.
         forward_prefetch: Whether version 1 gathers the next parameters in the forward pass.

@@ -35,9 +35,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "recomputed": {"activation_checkpointing": True},
     "inputs offloaded": {"activation_checkpointing": True, "activation_checkpointing_offload": True},
     "offloaded": {"cpu_offload": True},
-    "flat": {"use_orig_params": False},
 }
-ALL = [(2, way) for way in WAYS if way != "flat"] + [(1, way) for way in ("blocks", "recomputed", "flat")]
+ALL = [(2, way) for way in WAYS] + [(1, way) for way in ("blocks", "recomputed")]
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),

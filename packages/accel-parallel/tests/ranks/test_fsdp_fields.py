@@ -137,7 +137,7 @@ def test_fields_of_version_1() -> None:
     net = _prepared(FIRST)[1]
     assert (net.backward_prefetch, net.forward_prefetch, net.limit_all_gathers) == (None, False, True)
     assert len(list(net.parameters())) == 6
-    assert len(list(_prepared(FIRST, use_orig_params=False)[1].parameters())) == 1
+    assert len(list(_prepared(FIRST, use_orig_params=False)[1].parameters())) == 6
     offloaded = _prepared(FIRST, cpu_offload=True)[1]
     assert {p.device.type for p in offloaded.parameters()} == {"cpu"}
 

@@ -172,12 +172,11 @@ def test_a_parameter_that_nothing_gathers_is_named() -> None:
     torch.testing.assert_close(net.encode(torch.ones(1, 4)), Net().encode(torch.ones(1, 4)))
 
 
-@pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("name", ["encode", "scaled", "through_blocks"])
 @world(2)
-def test_fsdp1_refuses_methods_that_compute_with_pieces(name: str, keeps: bool) -> None:
+def test_fsdp1_refuses_methods_that_compute_with_pieces(name: str) -> None:
     """Each is named on every rank before a collective, training goes on, and torch's way to call it works."""
-    net: Any = _start("fsdp1", use_orig_params=keeps).prepare(Net())
+    net: Any = _start("fsdp1").prepare(Net())
     x, alone = torch.ones(1, 4), Net()
     for _ in range(2):
         with pytest.raises(EngineUnavailableError, match=rf"got \w+\.{name}\(\), which computes with pieces"):

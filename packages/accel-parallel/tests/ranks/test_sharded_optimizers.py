@@ -204,19 +204,18 @@ FULL = pytest.mark.full("a table under every engine")
 
 
 @pytest.mark.parametrize(
-    ("engine", "form", "ranks", "given"),
+    ("engine", "form", "ranks"),
     [
-        pytest.param("dp", "copied", 2, {}, marks=FULL),
-        pytest.param("fsdp2", "distributed", 2, {}, marks=requires("torch:2.8")),
-        pytest.param("tp", "split", 2, {}, marks=FULL),
-        pytest.param("fsdp2tp", "split", 4, {}, marks=[FULL, requires("torch:2.10")]),
-        pytest.param("fsdp1", "flat", 2, {"use_orig_params": True}, marks=FULL),
-        pytest.param("fsdp1", "flat", 2, {"use_orig_params": False}, marks=FULL),
+        pytest.param("dp", "copied", 2, marks=FULL),
+        pytest.param("fsdp2", "distributed", 2, marks=requires("torch:2.8")),
+        pytest.param("tp", "split", 2, marks=FULL),
+        pytest.param("fsdp2tp", "split", 4, marks=[FULL, requires("torch:2.10")]),
+        pytest.param("fsdp1", "flat", 2, marks=FULL),
     ],
 )
-def test_the_table_is_what_an_engine_gives(engine: str, form: str, ranks: int, given: dict[str, bool]) -> None:
+def test_the_table_is_what_an_engine_gives(engine: str, form: str, ranks: int) -> None:
     """In every way to step, those optimizers train as in one process, closures too, that the table lets pass."""
-    assert run(check_the_table, ranks, (engine, form), given, quiet=15 * ranks) is None
+    assert run(check_the_table, ranks, (engine, form), quiet=15 * ranks) is None
 
 
 def test_the_table_names_every_optimizer_of_torch() -> None:

@@ -33,12 +33,7 @@ GRID = [Case(*way) for way in itertools.product((1, 3), (False, True), (None, 0.
 FIRST = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 WAYS: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
     **{
-        f"FSDP1 {kind}{'' if visible else ', flat'}": (
-            FullyShardedWrapperStrategy,
-            {"fsdp_version": 1, "sharding_strategy": kind, "use_orig_params": visible},
-        )
-        for kind in FIRST
-        for visible in (True, False)
+        f"FSDP1 {kind}": (FullyShardedWrapperStrategy, {"fsdp_version": 1, "sharding_strategy": kind}) for kind in FIRST
     },
     **{
         f"FSDP2 {name}reshard={freed}": (FullyShardStrategy, {"fsdp_version": 2, "reshard_after_forward": freed})

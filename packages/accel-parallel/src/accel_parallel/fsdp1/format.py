@@ -107,12 +107,8 @@ class WrappedFormat(FullyShardedFormat):
 def named_optimizer(own: torch.optim.Optimizer, wrapper: torch.nn.Module) -> NamedOptimizer:
     """Return an optimizer of a wrapped model by the names of its parameters; every rank calls it."""
     like = states.state_of(wrapper)
-    if states.keeps_parameters(wrapper):  # then names are known, and nothing has to be gathered for them
-        given, groups = stored_optimizers.names_of(own, [wrapper]), own.param_groups
-    else:
-        groups = states.in_order_of(like, states.optimizer_of(wrapper, own)["param_groups"])
-        given = [list(group["params"]) for group in groups]
-    shown = [{**g, "params": [like[name] for name in names]} for g, names in zip(groups, given, strict=True)]
+    given = stored_optimizers.names_of(own, [wrapper])
+    shown = [{**g, "params": [like[name] for name in names]} for g, names in zip(own.param_groups, given, strict=True)]
     return NamedOptimizer(shown, given, like, partial(_load_by_names, wrapper, own, given))
 
 
@@ -123,9 +119,7 @@ def _load_by_names(
     keys = [key for group in state["param_groups"] for key in group["params"]]
     names_of = dict(zip(keys, (name for group in given for name in group), strict=True))
     named = {
-        "state": {
-            names_of[key]: states.with_own_counts(entries) for key, entries in state["state"].items() if key in names_of
-        },
+        "state": {names_of[key]: entries for key, entries in state["state"].items() if key in names_of},
         "param_groups": [{**g, "params": list(names)} for g, names in zip(state["param_groups"], given, strict=True)],
     }
     states.load_optimizer(wrapper, own, named)

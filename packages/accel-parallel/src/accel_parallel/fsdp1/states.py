@@ -6,7 +6,7 @@ A model that is not sharded (NO_SHARD, or one process) has plain tensors, whole 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 from weakref import ReferenceType, ref
@@ -97,25 +97,6 @@ def load_optimizer(wrapper: torch.nn.Module, own: torch.optim.Optimizer, state: 
     with _in_form(wrapper):
         loaded = FullyShardedDataParallel.optim_state_dict_to_load(wrapper, inside(own), state)
         inside(own).load_state_dict(loaded)
-
-
-def keeps_parameters(wrapper: Any) -> bool:
-    """Return whether a wrapped model shows its original parameters, as with `use_orig_params`."""
-    return bool(wrapper._use_orig_params)
-
-
-def in_order_of(model: Iterable[str], groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return an optimizer's groups, of which each has the names of its parameters in the order of the model."""
-    order = list(model)
-    return [{**group, "params": sorted(group["params"], key=order.index)} for group in groups]
-
-
-def with_own_counts(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return a state with a step count of its own: pieces of one parameter may share one, which each would move."""
-    return {
-        name: value.clone() if isinstance(value, torch.Tensor) and not value.dim() else value
-        for name, value in entries.items()
-    }
 
 
 def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -9,30 +9,29 @@ What it refuses, beside what every sharded strategy does, and why:
 | a model wrapped in parts, or in another way than the plugin says | prepare | gradients would not be averaged |
 | a block that was compiled by itself | prepare | torch wraps before it compiles |
 | parameters of several dtypes in one block | prepare | they become one tensor |
-| hidden parameters (`use_orig_params=False`): compilation, blocks frozen in part | prepare | they become one tensor |
-| … an optimizer of several groups, of a part of the model, or that has stepped | prepare | it cannot follow them |
-| … clipping of the parameters from before | step | they have no gradients |
+| an optimizer that has stepped | prepare | its state cannot follow parameters that are flattened |
 | one optimizer of several models | checkpoint | torch gathers its state through one model |
 | `trigger_sync_in_backward` inside `no_sync` | step | torch decides in the forward pass |
 | `ema(buffers="average")` | start | torch stores buffers with no optimizer |
 | methods other than `forward` that compute (`sharding.methods`) | call | they would compute with pieces |
+
+Original parameters stay visible, whatever the plugin's `use_orig_params` says: optimizers, frozen parameters and
+compiled models need them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
-from weakref import ReferenceType, ref
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
-from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.checkpoint.model import StateOnlyModel
 from accel_core.comm.control import Channel, in_step
@@ -40,7 +39,6 @@ from accel_core.errors import ConfigurationError, EngineUnavailableError, PartVi
 from accel_core.mesh.layout import Layout
 from accel_core.modules.compilation import is_compiled_module
 from accel_core.modules.ties import tied_tensor_groups
-from accel_core.options.enums import DynamoBackend
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision.precision import Precision
 from accel_core.process import rendezvous
@@ -82,8 +80,6 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         self._shards = (self.mesh.get_group(self.mesh.ndim - 1),)  # copies, if any, lie along the first axis
         self._wrappers = states.Wrappers()
         self.format = WrappedFormat(self.layout_of_states, self.whole_optimizer, self._wrappers)
-        # Parameters that were flattened, and the model that they were part of.
-        self._flattened: MutableMapping[torch.Tensor, ReferenceType[torch.nn.Module]] = WeakIdKeyDictionary()
 
     @classmethod
     def lay_out(
@@ -120,19 +116,17 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         return found
 
     def check_optimizers(self, bundle: Bundle) -> None:
-        """Also refuse optimizers that cannot follow flattened parameters."""
-        self.refuse_optimizers(bundle)
+        """Also refuse optimizers whose state cannot follow flattened parameters."""
+        super().check_optimizers(bundle)
         models = [self._bare(slot.given) for slot in bundle.models if not self.is_prepared(recipe.inside(slot.given))]
         new = {id(p) for model in models for p in model.parameters()}
-        flat = set() if self.plugin.use_orig_params else new
-        for slot in bundle.optimizers:
-            held = [parameter for group in slot.given.param_groups for parameter in group["params"]]
-            if self._flat_models(slot.given) or any(id(parameter) in flat for parameter in held):
-                self._refuse_groups(slot.given)
-            else:
-                self._names.check(slot.given)
-                if self.forms and any(id(parameter) in new for parameter in slot.given.state):
-                    self._refuse_state(slot.given, "Create it from the prepared model's parameters.")
+        for slot in bundle.optimizers if self.forms else ():
+            if any(id(parameter) in new for parameter in slot.given.state):
+                raise PreparationError(
+                    "Optimizer state cannot be carried over to parameters that FSDP1 flattens; got "
+                    f"{type(slot.given).__name__} with the state of {len(slot.given.state)} parameters. Create it from "
+                    "the prepared model's parameters, or use fsdp_version=2."
+                )
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -146,12 +140,6 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         if self.is_prepared(recipe.inside(model)):
             self._refuse_other_wrapping(model)
             return plan
-        compiles = self.parts.compilation.backend != DynamoBackend.NO or model is not bare
-        if compiles and not self.plugin.use_orig_params:
-            raise PreparationError(
-                "Compiled models need their original parameters; got use_orig_params=False. Set "
-                "use_orig_params=True, or use fsdp_version=2."
-            )
         alone = {id(module._orig_mod) for module in bare.modules() if is_compiled_module(module)}
         found = next((name for name, block in plan.blocks if id(block) in alone), None)
         if found is not None:
@@ -165,12 +153,6 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         """Refuse parameters that cannot be flattened together."""
         reason = "FSDP1 flattens the parameters of a block into one"
         refuse_mixed(reason, block, ((name, self._format_of(parameter)) for name, parameter in own))
-        if not self.plugin.use_orig_params and len({p.requires_grad for _, p in own}) > 1:
-            frozen = [name for name, p in own if not p.requires_grad]
-            raise PreparationError(
-                f"Without use_orig_params, a block of FSDP1 trains as a whole or not at all; got {', '.join(frozen)} "
-                f"frozen in {block}. Set use_orig_params=True, or use fsdp_version=2."
-            )
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """Wrap the planned blocks, and the model."""
@@ -181,7 +163,6 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         if self.world.is_main:
             plan.log(model, self.plugin.mixed_precision_policy)
         ties = tied_tensor_groups(model)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         arguments = self._arguments(plan, model)
         with in_step(self.world, "prepare: FullyShardedDataParallel", views_of(model)):
             if arguments["sync_module_states"] and self.world.device.type == "cpu":
@@ -194,10 +175,6 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             parameter.data = parameter.data.to(self.world.device)
             if arguments["sync_module_states"]:
                 dist.broadcast(parameter.data, 0)  # torch sends what it shards, and buffers
-        if not self.plugin.use_orig_params:
-            for parameter in trained:
-                if all(parameter is not one for one in whole):
-                    self._flattened[parameter] = ref(model)
         self._wrappers.add(model, wrapper, ties)
         RefusingMethods(model, wrapper)
         gather_outside_inference(wrapper)
@@ -248,7 +225,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             "sync_module_states": bool(plugin.sync_module_states) or from_main,
             "forward_prefetch": bool(plugin.forward_prefetch),
             "limit_all_gathers": plugin.limit_all_gathers,
-            "use_orig_params": bool(plugin.use_orig_params),
+            "use_orig_params": True,
         }
 
     @property
@@ -288,71 +265,13 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         shards = wrapper.process_group
         sizes = 1 if shards is None else shards.size(), self.mesh.size(self.mesh.ndim - 1)
         kinds = wrapper.sharding_strategy, self.plugin.sharding_strategy
-        visible = states.keeps_parameters(wrapper), bool(self.plugin.use_orig_params)
+        visible = bool(wrapper._use_orig_params), True
         for what, (own, asked) in {"shards": sizes, "strategy": kinds, "use_orig_params": visible}.items():
             if own != asked:
                 raise PreparationError(
                     f"A model wrapped before prepare() has to match the plugin; got {what} {own} and not {asked}. "
                     "Change one of them, or leave wrapping to prepare()."
                 )
-
-    def _now(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return parameters unchanged; refuse those that were flattened."""
-        if not self.plugin.use_orig_params and any(p.grad is None and p in self._flattened for p in parameters):
-            raise PreparationError(
-                "Without use_orig_params, FSDP1 replaces a model's parameters by flat ones; got original parameters, "
-                "which have no gradients. Pass the parameters of the prepared model."
-            )
-        return parameters
-
-    def rebind(self, optimizers: Iterable[Any]) -> None:
-        """Point optimizers to the present parameters of prepared models, including flattened ones."""
-        for optimizer in optimizers:
-            models = self._flat_models(optimizer)
-            if not models:
-                super().rebind([optimizer])
-                continue
-            self._refuse_groups(optimizer)
-            parameters = optimizer.param_groups[0]["params"]
-            others = [parameter for parameter in parameters if parameter not in self._flattened]
-            flat = [p for model in models for p in model.parameters() if p.requires_grad]
-            parameters[:] = [*others, *(p for p in flat if all(p is not other for other in others))]
-
-    def _flat_models(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
-        """Return the models whose original parameters, since flattened, an optimizer holds."""
-        held = [p for group in optimizer.param_groups for p in group["params"] if p in self._flattened]
-        found = {id(model): model for p in held if (model := self._flattened[p]()) is not None}
-        return list(found.values())
-
-    def _refuse_groups(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse an optimizer that cannot follow flattened parameters.
-
-        Raises:
-            PreparationError: It has several groups, has already stepped, or trains only a part of a model.
-        """
-        advice = "Create it from the prepared model's parameters, set use_orig_params=True, or use fsdp_version=2."
-        kind = type(optimizer).__name__
-        if len(optimizer.param_groups) > 1:
-            raise PreparationError(
-                "Without use_orig_params, FSDP1 flattens parameters of different groups into one; got "
-                f"{len(optimizer.param_groups)} groups of {kind}. {advice}"
-            )
-        if optimizer.state:
-            self._refuse_state(optimizer, advice)
-        held = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
-        models = {id(m) for m in self._flat_models(optimizer)}
-        left = [p for p, m in self._flattened.items() if id(m()) in models and id(p) not in held]
-        if left:
-            raise PreparationError(
-                f"Without use_orig_params, FSDP1 trains a model as a whole; got {kind} that leaves out {len(left)} "
-                f"parameters. {advice}"
-            )
-
-    def _refuse_state(self, optimizer: torch.optim.Optimizer, advice: str) -> None:
-        raise PreparationError(
-            "Optimizer state cannot be carried over to parameters that FSDP1 flattens; got "
-            f"{type(optimizer).__name__} with the state of {len(optimizer.state)} parameters. {advice}"
-        )
 
     @contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
@@ -424,11 +343,9 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         with in_step(self.world, "the state of a sharded optimizer", {}):
             named = states.optimizer_of(wrapper, optimizer, whole=True)
             groups = named["param_groups"]
-            if not states.keeps_parameters(wrapper):  # torch names them in the order in which they were flattened
-                groups = states.in_order_of(states.state_of(wrapper), groups)
         places = {name: place for place, name in enumerate(name for group in groups for name in group["params"])}
         groups = [{**group, "params": [places[name] for name in group["params"]]} for group in groups]
-        state = {places[name]: states.with_own_counts(entries) for name, entries in named["state"].items()}
+        state = {places[name]: entries for name, entries in named["state"].items()}
         found: dict[str, Any] = gather({"state": state, "param_groups": groups}, keep=keep)
         return found
 

@@ -269,11 +269,7 @@ class ShardedStrategy(SharingStrategy):
 
     def clip_grad_norm_(self, clip: Clip) -> torch.Tensor:
         """Scale gradients, sharded or whole, down to a common norm; returns a plain scalar, the same on all ranks."""
-        return gradients.clip_norm(self._now(clip.parameters), clip.limit, clip.norm_type, self.groups_of)
-
-    def _now(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return parameters, and in place of those that sharding replaced the ones that have their gradients."""
-        return self._names.trained(parameters)
+        return gradients.clip_norm(self._names.trained(clip.parameters), clip.limit, clip.norm_type, self.groups_of)
 
     def groups_of(self, parameter: torch.Tensor) -> tuple[Any, ...]:
         """Return the groups of ranks that share a parameter's gradient; none where every rank holds it whole."""
@@ -281,7 +277,7 @@ class ShardedStrategy(SharingStrategy):
 
     def clip_grad_value_(self, clip: Clip) -> None:
         """Clip each gradient element, wherever it lies."""
-        gradients.clip_value(self._now(clip.parameters), clip.limit)
+        gradients.clip_value(self._names.trained(clip.parameters), clip.limit)
 
     def weights(self, model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
         """Return the names and weights that `save_model` writes; every rank calls it, and gathers them as they come."""

@@ -11,7 +11,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from accel_core.comm.control import in_step
 from accel_core.modules import empty
-from accel_core.modules.linear_loss import SHARDED
 from accel_core.process.world import World
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.loading import ScatterFromRank0, receive, starts_from_main, views_of
@@ -28,27 +27,6 @@ def reshard(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def gather_first_outside_inference(model: torch.nn.Module) -> None:
-    """Let the first pass, also under `torch.inference_mode`, gather into memory that later passes can write to."""
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def begin(module: Any, args: object) -> None:
-        handles.pop(module).remove()
-        if torch.is_inference_mode_enabled():
-            with torch.inference_mode(False), torch.no_grad():
-                for head in heads if module is model else ():
-                    head.unshard()
-                    head.reshard()
-                module.unshard()
-
-    sharded: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    # What has hooks of its own is not read in slices, so the model does it for its head.
-    heads = [module for module in sharded if SHARDED in vars(module) and module is not model]
-    handles = {
-        module: module.register_forward_pre_hook(begin, prepend=True) for module in sharded if module not in heads
-    }
 
 
 def shard(

@@ -17,7 +17,7 @@ from accel_core.precision.precision import Precision
 from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.experts.parallel import ExpertParallel
-from accel_parallel.fsdp2.in_place import gather_first_outside_inference, is_sharded, reshard, shard
+from accel_parallel.fsdp2.in_place import is_sharded, reshard, shard
 from accel_parallel.fsdp2.sliced_loss import slice_heads
 from accel_parallel.fsdp2.usage import Usage
 from accel_parallel.sharding.methods import GatheringMethods
@@ -130,15 +130,12 @@ class FullyShardStrategy(ShardedStrategy):
 
     def _watch(self, model: torch.nn.Module) -> None:
         """Follow what a model that was sharded in place computes, and when."""
-        is_new = model not in self._methods and is_sharded(model)
-        if is_new:
+        if model not in self._methods and is_sharded(model):
             self._methods[model] = GatheringMethods(model)
         if model in self._methods:
             self._methods[model].watch(model)
         if self._slices:
             slice_heads(model, self.plugin.mixed_precision_policy)
-        if is_new:
-            gather_first_outside_inference(model)
         self.usage.watch(model)
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:

@@ -68,7 +68,7 @@ class _Methods(ABC):
         """Return whether a model's parameters are not gathered for a pass that runs."""
 
     @abstractmethod
-    def _run(self, name: str, call: Callable[[], Any], model: nn.Module, reads: bool) -> Any:
+    def _run(self, name: str, call: Callable[[], object], model: nn.Module, reads: bool) -> object:
         """Call a method, which reads a parameter of the model itself or does not."""
 
 
@@ -78,6 +78,8 @@ class GatheringMethods(_Methods):
     def __init__(self, model: nn.Module) -> None:
         self._owners = WeakSet[nn.Module]()
         super().__init__(model)
+        self._has_memory = False
+        model.register_forward_pre_hook(self._gather_outside_inference, prepend=True)
 
     def watch(self, model: nn.Module) -> None:
         """Note which modules compute with sharded parameters."""
@@ -88,13 +90,24 @@ class GatheringMethods(_Methods):
             and (isinstance(module, FSDPModule) or any(isinstance(p, DTensor) for p in module._parameters.values()))
         )
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _gather_outside_inference(self, model: nn.Module, _: object = None) -> None:
+        """Before the first pass under `torch.inference_mode`, gather into memory that later passes can write to."""
+        if torch.is_inference_mode_enabled() and not self._has_memory:
+            self._has_memory = True
+            with torch.inference_mode(False), torch.no_grad():
+                for module in model.modules():
+                    if isinstance(module, FSDPModule):
+                        module.unshard()
+                        module.reshard()
+
     def _own(self, model: nn.Module) -> set[str]:
         return {name for name, each in model._parameters.items() if isinstance(each, DTensor)}
 
     def _is_idle(self, model: nn.Module) -> bool:
         return bool(shard_state(model)._training_state.name == "IDLE")
 
-    def _run(self, name: str, call: Callable[[], Any], model: nn.Module, reads: bool) -> Any:
+    def _run(self, name: str, call: Callable[[], object], model: nn.Module, reads: bool) -> object:
         # Not torch's `register_fsdp_forward_method`, which gathers for methods that compute nothing too.
         state, gathered = shard_state(model), False
         cast = state._mp_policy.param_dtype
@@ -104,9 +117,7 @@ class GatheringMethods(_Methods):
             if self._is_idle(model):
                 if not gathered and cast in (torch.float16, torch.bfloat16):
                     stack.enter_context(torch.autocast(state._device.type, cast))
-                if torch.is_inference_mode_enabled():  # into memory that a later pass can write to as well
-                    with torch.inference_mode(False), torch.no_grad():
-                        state._pre_forward(model, (), {})
+                self._gather_outside_inference(model)
                 state._pre_forward(model, (), {})  # without what is given: torch would reduce where its gradient comes
                 gathered = True
 
@@ -145,7 +156,7 @@ class RefusingMethods(_Methods):
         wrapper: Any = self._wrapper()
         return wrapper is not None and wrapper.training_state.name == "IDLE"
 
-    def _run(self, name: str, call: Callable[[], Any], model: nn.Module, reads: bool) -> Any:
+    def _run(self, name: str, call: Callable[[], object], model: nn.Module, reads: bool) -> object:
         def refuse(module: nn.Module, _: object = None) -> None:
             if not self._is_idle(model):
                 return

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-import zlib
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +14,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core._torch import enable_async_tp, shard_groups
 from accel_core.comm.control import Channel
-from accel_core.comm.tree import tree_leaves
 from accel_core.errors import ConfigurationError, PreparationError, StateError
 from accel_core.mesh.tensor import local_part
 from accel_core.options.enums import PRECISIONS
@@ -41,7 +38,8 @@ class TensorParallel:
 
     What the plan leaves whole has a gradient on every rank, computed from the same numbers, and nobody averages it:
     a reduction that a plan lacks, other data or other dropout on some ranks would let copies drift apart. So the first
-    complete gradients of each model are compared, and the loss that they come from.
+    complete gradients of each model are compared, and the loss that they come from, which batches with labels of their
+    own change.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -54,7 +52,6 @@ class TensorParallel:
         handler = None if parts.parallelism is None else parts.parallelism.tp_handler
         self._plan: Mapping[str, Any] | str = "auto" if handler is None else handler.tp_plan
         self._unproved: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
-        self._other_batches: MutableMapping[nn.Module, bool] = WeakIdKeyDictionary()
         self._summed: MutableMapping[nn.Module, list[nn.Module]] = WeakIdKeyDictionary()
         if PRECISIONS[parts.precision.name].exchanges_layers:
             raise ConfigurationError(
@@ -92,12 +89,8 @@ class TensorParallel:
     def watch(self, model: nn.Module, *, again: bool = False) -> None:
         """Compare the first complete gradients of a bare model, if it has something to train."""
         self._summed[model] = [*dict.fromkeys(_summed(model))]  # a model and the one in it name the same
-        if not again and model in self._unproved:
-            return
-        if any(parameter.requires_grad for parameter in model.parameters()):
+        if (again or model not in self._unproved) and any(each.requires_grad for each in model.parameters()):
             self._unproved[model] = True  # until its first complete gradients are compared
-            if model not in _batches:
-                _batches[model] = self, model.register_forward_pre_hook(_compare_batch, with_kwargs=True)
 
     @contextmanager
     def around_backward(self) -> Iterator[None]:
@@ -132,8 +125,6 @@ class TensorParallel:
             if averaging.is_held(model) or all(parameter.grad is None for parameter in model.parameters()):
                 continue
             found, finite = self._differing(model, loss)
-            if self._other_batches.pop(model, False):
-                found.insert(0, "the batch")  # it is the cause of the others
             everywhere = Channel(self._world, "backward: tensor parallel").exchange((found, finite))
             names = list(dict.fromkeys(name for each, _ in everywhere for name in each))
             if names:
@@ -145,19 +136,6 @@ class TensorParallel:
                 )
             # An overflow of fp16 shows nothing: that step is skipped.
             self._unproved[model] = not all(finite for _, finite in everywhere)
-
-    def compare_batch(self, model: nn.Module, batch: object) -> None:
-        """Note whether ranks of one replica got different batches: a sum over ranks can hide that from the loss."""
-        # The error is raised where gradients are complete, because there every rank comes along.
-        tensors = [local_part(each) for each in tree_leaves(batch) if isinstance(each, torch.Tensor)]
-        # As a number, it travels with the contents.
-        shapes = zlib.crc32(repr([tuple(each.shape) for each in tensors]).encode())
-        high = torch.stack([torch.tensor(float(shapes)), _content(tensors)]).to(self._world.device)
-        low = high.clone()  # two reductions say whether all are equal, without gathering
-        dist.all_reduce(high, dist.ReduceOp.MAX, group=self.mesh.get_group())
-        dist.all_reduce(low, dist.ReduceOp.MIN, group=self.mesh.get_group())
-        if bool(((high - low) > 1e-4).any()):
-            self._other_batches[model] = True
 
     @torch.no_grad()
     def _differing(self, model: nn.Module, loss: torch.Tensor) -> tuple[list[str], bool]:
@@ -210,29 +188,3 @@ def _overlap(group: dist.ProcessGroup, world: World) -> None:
         f"on {world.device.type}. Results are the same without it.",
         stacklevel=2,
     )
-
-
-@torch.no_grad()
-def _content(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a number near 0 that other values, or the same in another order, make another."""
-    total = torch.zeros(())
-    for place, tensor in enumerate(tensors, 1):
-        values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        values = values.detach().flatten().float()
-        weights = torch.arange(values.numel(), device=values.device).cos()
-        total += place * ((values * weights).sum() / values.abs().sum().clamp_min(1e-30)).cpu()
-    return total
-
-
-_batches: MutableMapping[nn.Module, tuple[TensorParallel, RemovableHandle]] = WeakIdKeyDictionary()
-"""Models whose first batch is compared, by whom, and how that ends."""
-
-
-def _compare_batch(model: nn.Module, args: object, kwargs: object) -> None:
-    """Compare the first batch of a model; a function of the module, so that the model can be pickled."""
-    if torch.compiler.is_compiling():
-        return
-    parallel, handle = _batches.pop(model, (None, None))
-    if parallel is not None and handle is not None:
-        handle.remove()
-        parallel.compare_batch(model, (args, kwargs))

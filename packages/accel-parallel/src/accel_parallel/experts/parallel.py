@@ -138,18 +138,11 @@ def spread_experts(
     # What it computes with here: parameters of its own, or those of the experts in its list that this rank holds.
     places = [part._parameters for part in ([each for expert in own for each in expert.modules()] or [module])]
     forward: Callable[..., torch.Tensor] = module.forward
-    proved = route is not routed  # without numbers that are read nothing is to prove
 
     @functools.wraps(forward)
     def sending(*args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
-        nonlocal proved
         tokens, numbers, weights = inputs_by_place(forward, args, kwargs)
         parts = [{name: _part(each, ranks, cast) for name, each in of.items() if each is not None} for of in places]
-
-        if not proved:
-            with _substituted(module, here, own), _with_parts(places, parts):
-                _prove_sums(module, forward, tokens, weights, group)
-            proved = True
 
         def compute(rows: torch.Tensor, held: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
             if not len(rows) and not own:
@@ -180,40 +173,6 @@ def _checked(
     outputs = _following(outputs, [rows, factors])
     trains = torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
     return outputs.requires_grad_() if trains and not outputs.requires_grad else outputs
-
-
-@torch.no_grad()
-def _prove_sums(
-    module: nn.Module,
-    forward: Callable[..., torch.Tensor],
-    tokens: torch.Tensor,
-    weights: torch.Tensor,
-    group: dist.ProcessGroup,
-) -> None:
-    """Refuse a module that makes of two choices more than the sum, or something of one whose weight is next to nothing.
-
-    Every rank calls it, and raises if one does.
-    """
-    row = torch.linspace(-1, 1, tokens.shape[-1], device=tokens.device, dtype=tokens.dtype)[None]
-    numbers = torch.tensor([[0, last := int(module.num_experts) - 1]], device=row.device)  # type: ignore[arg-type]
-    factors = weights.new_tensor([[0.75, 0.5 if last else 0.75 / 1024]])
-    training = [(part, part.training) for part in module.modules()]
-    module.eval()  # dropout would differ
-    try:
-        one, other = (forward(row, numbers[:, of], factors[:, of]).float() for of in (slice(1), slice(1, 2)))
-        more = forward(row, numbers, factors).float() - one - other if last else other - one / 1024
-    finally:
-        for part, before in training:
-            part.training = before
-    limit = max(4 * torch.finfo(tokens.dtype).eps, 5e-3) * (one.norm() + other.norm())
-    differs = (more.norm() > limit).int()
-    dist.all_reduce(differs, dist.ReduceOp.MAX, group=group)
-    if differs:
-        raise PreparationError(
-            "Experts of several ranks compute the choices of a token one by one, and what they make is summed; got a "
-            f"{type(module).__name__} that makes something else of choices than their sum. Let the layer around it "
-            "scale the weights of choices, and add the token itself, or set ep_size=1."
-        )
 
 
 def _replace(module: nn.Module, made: Callable[[nn.Parameter], nn.Parameter]) -> None:

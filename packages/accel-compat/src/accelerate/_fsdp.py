@@ -142,7 +142,7 @@ def fsdp2_prepare_model(accelerator: _Accelerator, model: nn.Module) -> nn.Modul
     plan = sharding.wrapping.plan(bare, plugin)
     sharding.loading.refuse_empty(bare, world)
     if accelerator.mixed_precision != "no":  # or updates smaller than half precision would be lost
-        sharding.strategy.keep_masters(bare)
+        sharding.param_attrs.keep_masters(bare)
     fsdp2.in_place.shard(bare, plan, plugin, mesh, world)
     return model
 

@@ -37,10 +37,10 @@ class ExpertParallel:
     that holds it; divided by the number of ranks, it is the mean that other gradients are.
     """
 
-    def __init__(self, parts: Parts, cast: torch.dtype | None = None) -> None:
+    def __init__(self, parts: Parts) -> None:
         refuse_gloo(parts.world)
         self._world = parts.world
-        self._cast = cast
+        self.cast: torch.dtype | None = None  # in which experts compute, where it is not their own
         self._readers = reading_groups(parts)
         self.mesh: DeviceMesh = parts.mesh["ep"]  # type: ignore[index]
         self.size = self.mesh.size()
@@ -50,11 +50,6 @@ class ExpertParallel:
                 "Layers in fp8 do not take the parts that expert parallel makes of weights; got mixed_precision='fp8'. "
                 "Use mixed_precision='bf16', 'fp16' or 'no'."
             )
-
-    @classmethod
-    def of(cls, parts: Parts, cast: torch.dtype | None = None) -> ExpertParallel | None:
-        """Return what shares out experts; `None` where the mesh has no axis for them."""
-        return cls(parts, cast) if parts.layout.size("ep") > 1 else None
 
     def check(self, model: nn.Module) -> tuple[str, ...]:
         """Return the names of the parameters of a bare model's experts."""
@@ -74,7 +69,7 @@ class ExpertParallel:
             for module in found.values():
                 if from_main:
                     receive(module.modules(), self._world.device)
-                spread_experts(module, self.mesh, self._world.device, cast=self._cast)
+                spread_experts(module, self.mesh, self._world.device, cast=self.cast)
         _balance_over(model, self._readers)
         refuse_copies(model)  # a copy's forward passes would compute with the experts of this one
         return from_main

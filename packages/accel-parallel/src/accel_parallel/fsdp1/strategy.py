@@ -48,12 +48,12 @@ from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_parallel.fsdp1 import states
 from accel_parallel.fsdp1.format import WrappedFormat
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_parallel.sharded import ShardedStrategy
 from accel_parallel.sharding.gather import gather
 from accel_parallel.sharding.loading import Empty, receive, views_of
 from accel_parallel.sharding.methods import RefusingMethods
 from accel_parallel.sharding.param_attrs import refuse_mixed
 from accel_parallel.sharding.refusals import gather_outside_inference
-from accel_parallel.sharding.strategy import ShardedStrategy
 from accel_parallel.sharding.wrapping import WrapPlan
 
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)

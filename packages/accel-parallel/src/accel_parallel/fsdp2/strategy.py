@@ -13,20 +13,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 from accel_core.host.versions import is_torch_version, require_torch
 from accel_core.modules.linear_loss import asked_head
 from accel_core.optim.optimizer import Stepper
-from accel_core.precision.precision import Precision
-from accel_core.strategies.parts import Parts, PrecisionRequest
-from accel_parallel.context.parallel import ContextParallel
-from accel_parallel.experts.parallel import ExpertParallel
+from accel_core.strategies.parts import Parts
 from accel_parallel.fsdp2.in_place import is_sharded, reshard, shard
 from accel_parallel.fsdp2.sliced_loss import slice_heads
 from accel_parallel.fsdp2.usage import Usage
+from accel_parallel.sharded import ShardedStrategy
 from accel_parallel.sharding.methods import GatheringMethods
 from accel_parallel.sharding.param_attrs import keeping_marks
 from accel_parallel.sharding.refusals import cut_what_is_loaded, refuse_gloo
-from accel_parallel.sharding.scaler import together
-from accel_parallel.sharding.strategy import ShardedStrategy
 from accel_parallel.sharding.wrapping import WrapPlan
-from accel_parallel.tensor.parallel import TensorParallel
 
 
 class FullyShardStrategy(ShardedStrategy):
@@ -37,24 +32,14 @@ class FullyShardStrategy(ShardedStrategy):
     combines = ("cp", "ep", "tp")
     shards_integers = is_torch_version(">=", "2.13")  # before, it made them parameters that require gradients, and cast
 
-    tensor: TensorParallel | None
-
     def __init__(self, parts: Parts) -> None:
-        # First, because it may refuse the run: the plugin is then as it was.
-        self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
         super().__init__(parts)
         if not self.plugin.offloads:  # whose parts are the CPU's
             refuse_gloo(parts.world)
-        self.experts = ExpertParallel.of(parts, self.plugin.param_dtype)
-        self.initializes = self.initializes and self.experts is None
-        self.context = ContextParallel.of(parts)
+        if self.experts is not None:
+            self.experts.cast = self.plugin.param_dtype
         self.usage = Usage(self.world)
         self._methods: MutableMapping[torch.nn.Module, GatheringMethods] = WeakIdKeyDictionary()
-
-    def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return the number format, with a scaler by which ranks that split a model skip a step together."""
-        found = super().precision(asked)
-        return found if self.tensor is None else together(found, asked, self.world)
 
     def plan(self, model: torch.nn.Module) -> WrapPlan:
         """Also refuse what the installed torch cannot shard in place.

@@ -14,21 +14,16 @@ from accel_core.mesh.layout import DATA_AXES, Layout
 from accel_core.modules import empty
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
-from accel_core.precision.precision import Precision
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle
-from accel_core.strategies.parts import Clip, Parts, PrecisionRequest
+from accel_core.strategies.parts import Clip, Parts
 from accel_parallel.averaging import Averaging, reading_groups
-from accel_parallel.context.parallel import ContextParallel
-from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.sharding import gradients
 from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.gather import gather
 from accel_parallel.sharding.loading import receive, refuse_empty, starts_from_main
 from accel_parallel.sharding.refusals import cut_what_is_loaded, refuse_resizing
-from accel_parallel.sharding.scaler import together
-from accel_parallel.sharding.sharing import SharingStrategy
-from accel_parallel.tensor.parallel import TensorParallel
+from accel_parallel.sharing import SharingStrategy
 from accel_parallel.tensor.plan import TensorPlan
 from accel_parallel.tensor.split import is_split, move_unsplit
 
@@ -46,15 +41,9 @@ class MeshStrategy(SharingStrategy):
     combines: ClassVar[tuple[str, ...]] = ("cp", "ep", "tp")
     """Axes along which ranks hold different parts of a replica, or of its batch."""
 
-    tensor: TensorParallel | None
-
     def __init__(self, parts: Parts) -> None:
-        self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
-        self.experts = ExpertParallel.of(parts)
-        self.initializes = self.initializes and self.experts is None
         super().__init__(parts)
         self.averaging = Averaging(self.world.device, reading_groups(parts))
-        self.context = ContextParallel.of(parts)
         if self._spreads:
             self.format = FullyShardedFormat(
                 "SHARDED_STATE_DICT", lambda own, keep: gather(own.state_dict(), keep=keep)
@@ -85,20 +74,10 @@ class MeshStrategy(SharingStrategy):
         super().check(bundle)
 
     @property
-    def _spreads(self) -> bool:
-        """Whether ranks hold different parts of a model."""
-        return self.tensor is not None or self.experts is not None
-
-    @property
     def forms(self) -> tuple[str, ...]:
         """What parameters are once they are split; see `optimizers.Refused`."""
         split = ("split",) if self.tensor is not None else ()
         return ("distributed", "several", *split) if self._spreads else ()
-
-    def precision(self, asked: PrecisionRequest) -> Precision:
-        """Return the number format, with a scaler by which ranks that share a model skip a step together."""
-        found = super().precision(asked)
-        return together(found, asked, self.world) if self._spreads else found
 
     def label(self) -> DistributedType:
         """Return the label of several processes on this device."""

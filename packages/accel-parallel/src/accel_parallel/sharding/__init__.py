@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from accel_core._lazy import attach_modules
 
 if TYPE_CHECKING:
-    from accel_parallel.sharding import loading, mesh, recomputing, strategy, wrapping
+    from accel_parallel.sharding import loading, mesh, param_attrs, recomputing, wrapping
 
-__all__ = ["loading", "mesh", "recomputing", "strategy", "wrapping"]
+__all__ = ["loading", "mesh", "param_attrs", "recomputing", "wrapping"]
 
 __getattr__ = attach_modules(__name__, __all__)

@@ -1,4 +1,4 @@
-"""Keeps attributes and hooks of parameters that sharding or splitting replaces."""
+"""What parameters have that sharding or splitting replaces: attributes, hooks and number formats."""
 
 from __future__ import annotations
 
@@ -14,6 +14,27 @@ from accel_core.errors import PreparationError
 from accel_core.modules.unwrap import canonical_name
 
 _SHOWN = 8
+
+
+def is_half(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter has a format of half precision."""
+    return parameter.dtype in (torch.float16, torch.bfloat16)
+
+
+def keep_masters(model: nn.Module) -> None:
+    """Convert what trains in half precision to float32, which steps need; the policy casts for the computation."""
+    made: dict[int, tuple[torch.Tensor, nn.Parameter]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad or not is_half(parameter):
+                continue
+            if not isinstance(parameter, DTensor):
+                parameter.data = parameter.data.float()  # in place, so optimizers follow
+                continue
+            # A spread tensor does not change its format in place; ties stay.
+            if id(parameter) not in made:
+                made[id(parameter)] = parameter, nn.Parameter(parameter.detach().float())
+            module._parameters[name] = made[id(parameter)][1]
 
 
 @contextmanager

@@ -31,8 +31,8 @@ from accel_parallel.pipeline.stages import SPLIT_BACKWARD
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import wrapping
 from accel_parallel.sharding.mesh import sharding_part
+from accel_parallel.sharding.param_attrs import keep_masters
 from accel_parallel.sharding.recomputing import recompute
-from accel_parallel.sharding.strategy import keep_masters
 from accel_parallel.tensor.plan import plan_of
 from accel_parallel.tensor.split import cut
 from accel_plan._torch import fake_store, tree_leaves

@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from contextlib import nullcontext
 
 import torch
 
 from accel_core.errors import PreparationError
 from accel_core.optim.lomo import is_lomo
 from accel_core.optim.optimizer import Stepper
+from accel_core.precision.precision import Precision
 from accel_core.strategies.bundle import Bundle
+from accel_core.strategies.parts import Parts, PrecisionRequest
 from accel_parallel.averaging import Averaging
+from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.context.strategy import SequenceStrategy
+from accel_parallel.experts.parallel import ExpertParallel
 from accel_parallel.sharding.loading import receive_new
 from accel_parallel.sharding.muon import orthogonalize_on_owners
 from accel_parallel.sharding.optimizer_step import step_one_by_one
 from accel_parallel.sharding.optimizers import check_optimizer
-
-
-class _Tensor(Protocol):
-    """What is asked here of tensor parallel."""
-
-    def watch(self, model: torch.nn.Module, *, again: bool = False) -> None: ...
-    def around_backward(self) -> AbstractContextManager[None]: ...
-    def check_replicas(self, loss: torch.Tensor, averaging: Averaging) -> None: ...
+from accel_parallel.sharding.scaler import together
+from accel_parallel.tensor.parallel import TensorParallel
 
 
 class SharingStrategy(SequenceStrategy):
     """Averages the gradients of what every rank holds whole, and checks optimizers against the form of parameters."""
 
     averaging: Averaging
-    tensor: _Tensor | None = None
+
+    def __init__(self, parts: Parts) -> None:
+        # First, because they may refuse the run: a plugin is then as it was.
+        self.tensor = TensorParallel(parts) if parts.layout.size("tp") > 1 else None
+        self.experts = ExpertParallel(parts) if parts.layout.size("ep") > 1 else None
+        self.initializes = self.initializes and self.experts is None
+        super().__init__(parts)
+        self.context = ContextParallel.of(parts)
+
+    @property
+    def _spreads(self) -> bool:
+        """Whether ranks hold different parts of a replica."""
+        return self.tensor is not None or self.experts is not None
+
+    def precision(self, asked: PrecisionRequest) -> Precision:
+        """Return the number format, with a scaler by which ranks that share a replica skip a step together."""
+        found = super().precision(asked)
+        return together(found, asked, self.world) if self._spreads else found
 
     @property
     def forms(self) -> tuple[str, ...]:

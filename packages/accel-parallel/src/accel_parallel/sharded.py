@@ -33,7 +33,7 @@ from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.gather import gather
 from accel_parallel.sharding.loading import refuse_empty, starts_from_main, views_in, views_of
 from accel_parallel.sharding.mesh import data_mesh
-from accel_parallel.sharding.param_attrs import keeping_marks, refuse_hooks, refuse_mixed
+from accel_parallel.sharding.param_attrs import is_half, keep_masters, keeping_marks, refuse_hooks, refuse_mixed
 from accel_parallel.sharding.recomputing import recompute
 from accel_parallel.sharding.refusals import (
     refuse_copies,
@@ -41,28 +41,7 @@ from accel_parallel.sharding.refusals import (
     refuse_resizing,
     refuse_sparse_gradients,
 )
-from accel_parallel.sharding.sharing import SharingStrategy
-
-
-def is_half(parameter: torch.Tensor) -> bool:
-    """Return whether a parameter has a format of half precision."""
-    return parameter.dtype in (torch.float16, torch.bfloat16)
-
-
-def keep_masters(model: torch.nn.Module) -> None:
-    """Convert what trains in half precision to float32, which steps need; the policy casts for the computation."""
-    made: dict[int, tuple[torch.Tensor, torch.nn.Parameter]] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is None or not parameter.requires_grad or not is_half(parameter):
-                continue
-            if not isinstance(parameter, DTensor):
-                parameter.data = parameter.data.float()  # in place, so optimizers follow
-                continue
-            # A spread tensor does not change its format in place; ties stay.
-            if id(parameter) not in made:
-                made[id(parameter)] = parameter, torch.nn.Parameter(parameter.detach().float())
-            module._parameters[name] = made[id(parameter)][1]
+from accel_parallel.sharing import SharingStrategy
 
 
 class ShardedStrategy(SharingStrategy):

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from accel_core.accelerator import Accelerator
@@ -187,7 +186,6 @@ REFUSED: dict[str, tuple[str, Callable[..., Any]]] = {
     "recurrent": ("recurrent", lambda q: nn.LSTM(SIZE, 2, batch_first=True)(q[:, 0])),
     "cell": ("recurrent cell", lambda q: nn.GRUCell(SIZE, 2)(q[:, 0, 0])),
     "kernel": ("the kernel aten._scaled_dot_product_flash", lambda q: own_kernel(q, q, q)),
-    "flexible": ("flex_attention", lambda q: flex_attention(q, q, q)),
     "weights": ("need_weights=False", lambda q: nn.MultiheadAttention(SIZE, 1, batch_first=True)(*[q[:, 0]] * 3)),
 }
 
@@ -201,7 +199,7 @@ def test_what_would_see_a_part_of_the_sequence_is_refused() -> None:
         with torch.no_grad(), pytest.raises(EngineUnavailableError, match=words):  # noqa: SIM117
             with block("alltoall" if ring else "allgather"):
                 call(query)
-        if not ring and name not in ("two masks", "flexible"):
+        if not ring and name != "two masks":
             call(query)  # outside of a block it is torch's own affair
     with block():
         nn.Conv1d(SIZE, 2, 1)(query[:, 0].transpose(1, 2))

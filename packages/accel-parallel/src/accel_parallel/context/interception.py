@@ -86,7 +86,7 @@ class _Interception(TorchFunctionMode):
         before = F.scaled_dot_product_attention
         F.scaled_dot_product_attention = partial(self._attention, sdpa)
         try:
-            with self, _refusing_flex_attention():
+            with self:
                 yield
         finally:
             F.scaled_dot_product_attention = before
@@ -107,24 +107,6 @@ class _Interception(TorchFunctionMode):
         given.pop("self")
         with self:
             torch.autograd.backward(tensor, given.pop("gradient", None), **given)
-
-
-@contextmanager
-def _refusing_flex_attention() -> Iterator[None]:
-    """Refuse torch's flexible attention in the block; no mode sees it, so what it asks first is exchanged."""
-    library: Any = sys.modules.get("torch.nn.attention.flex_attention")
-    if library is None:
-        yield
-        return
-
-    def refuse(*_: object, **__: object) -> NoReturn:
-        _refuse("flex_attention", "Use scaled_dot_product_attention with the same mask.")
-
-    before, library._validate_sdpa_input = library._validate_sdpa_input, refuse
-    try:
-        yield
-    finally:
-        library._validate_sdpa_input = before
 
 
 def attending(attention: Attention) -> AbstractContextManager[None]:

@@ -481,7 +481,7 @@ class Memory(TorchDispatchMode):
 
 @world(2, quiet=12, preload=("transformers.modeling_utils",))
 def test_a_meta_model_gets_memory_for_its_own_stage_alone() -> None:
-    """No rank ever has memory for more; each loads what it holds, and trains as one process; before, it is refused."""
+    """No rank ever has memory for more; each loads what it holds, and trains as one process; before, a loss is NaN."""
     run = staged({"loss_fn": squares})
     with torch.device("meta"):
         model = Net(width=256)
@@ -491,8 +491,7 @@ def test_a_meta_model_gets_memory_for_its_own_stage_alone() -> None:
     # Layers outside of blocks are needed where a batch shows it.
     assert held(model) == whole - blocks // 2
     assert held(model) <= memory.most <= 1.1 * held(model)  # and buffers of what ranks tell each other
-    with pytest.raises(PreparationError, match="once it has its weights"):
-        model(torch.ones(ROWS, 256), labels=torch.ones(ROWS, 256))
+    assert model(torch.ones(ROWS, 256), labels=torch.ones(ROWS, 256)).loss.isnan()
     with pytest.raises(PreparationError, match="places on the meta device"):
         run.prepare(nn.Sequential(*(Noted() for _ in range(2))).to("meta"))
     reset_all()
@@ -628,8 +627,7 @@ def test_fsdp_sharded_stages_train_and_save_as_one_process(tmp_path: Path) -> No
     with torch.device("meta"):
         model = net()
     model, _ = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    with pytest.raises(PreparationError, match="once it has its weights"):
-        model(**data(1)[0])
+    assert model(**data(1)[0]).loss.isnan()
     run.load_state(tmp_path)
     assert near(run.get_state_dict(model), expected) <= 1e-6
 

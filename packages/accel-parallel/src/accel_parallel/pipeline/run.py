@@ -59,7 +59,6 @@ class Pipeline:
         held = {number for stage in self.own for number in range(*stages.span(stage))}
         self.foreign = [block for number, block in enumerate(self.blocks.values()) if number not in held]
         self.elsewhere: set[int] = set()  # ids of the parameters and buffers that other ranks hold
-        self._empty: list[str] = []  # what was on the meta device, and may have no values yet
         self._glue: dict[str, tuple[int, ...]] | None = None  # who holds what is outside of blocks, once it is decided
         self._holders: dict[int, tuple[int, ...]] | None = None
         self._flows: dict[Hashable, Flow] = {}
@@ -88,7 +87,6 @@ class Pipeline:
         if has_values:
             empty.initialize(self.model, self.device, holds=lambda each: self.rank in self.holders(each))
             self._holders = None  # by id of what was there before
-        self._empty = [name for name, each in self._named().items() if each.is_meta and self.rank in self.holders(each)]
         own = {id(each) for each in self.model.parameters() if self.rank in self.holders(each)}
 
         def unknown(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -181,13 +179,6 @@ class Pipeline:
 
     def planned(self, plain: Callable[..., Any], batch: Call, training: bool) -> _Step:
         """Return what a batch needs, or refuse it, changing nothing."""
-        lost = [name for name in self._empty if local_part(self.model.get_parameter(name)).flatten()[:1].isnan().any()]
-        if lost:
-            raise PreparationError(
-                f"A model from the meta device is run once it has its weights; got none of {', '.join(lost[:3])}. "
-                "Call accelerator.load_state, or load_state_dict with what model.state_dict() names on each rank."
-            )
-        self._empty = []
         if training and any(isinstance(each, torch.Tensor) and each.requires_grad for each in tree_leaves(batch)):
             raise DataError(
                 "A pipeline computes gradients of its own parameters, before backward; got an input of "

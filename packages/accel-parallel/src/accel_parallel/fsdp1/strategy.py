@@ -53,7 +53,6 @@ from accel_parallel.sharding.gather import gather
 from accel_parallel.sharding.loading import Empty, receive, views_of
 from accel_parallel.sharding.methods import RefusingMethods
 from accel_parallel.sharding.param_attrs import refuse_mixed
-from accel_parallel.sharding.refusals import gather_outside_inference
 from accel_parallel.sharding.wrapping import WrapPlan
 
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
@@ -177,7 +176,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
                 dist.broadcast(parameter.data, 0)  # torch sends what it shards, and buffers
         self._wrappers.add(model, wrapper, ties)
         RefusingMethods(model, wrapper)
-        gather_outside_inference(wrapper)
+        wrapper.check_is_root()  # makes what is gathered into, which no later pass could write to if inference did
         self.averaging.watch(model, whole)
         self._names.remember(model)
         return wrapper

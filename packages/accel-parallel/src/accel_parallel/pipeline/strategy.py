@@ -31,7 +31,7 @@ from accel_parallel.pipeline.run import Pipeline
 from accel_parallel.pipeline.stages import SPLIT_BACKWARD, Stages, lay_out
 from accel_parallel.sharding import gradients
 from accel_parallel.sharding.loading import has_no_values, receive, refuse_empty, starts_from_main
-from accel_parallel.sharding.refusals import refuse_copies, refuse_gloo, refuse_resizing
+from accel_parallel.sharding.refusals import refuse_calls, refuse_copies, refuse_gloo, refuse_resizing
 
 
 class PipelineStrategy(MeshStrategy):
@@ -115,8 +115,14 @@ class PipelineStrategy(MeshStrategy):
         bare.register_load_state_dict_pre_hook(partial(_refuse_others, pipeline))  # type: ignore[no-untyped-call]
         refuse_resizing(bare)
         refuse_copies(bare)
-        for name in ("generate",) if hasattr(bare, "generate") else ():
-            bare.__dict__[name] = partial(_refuse_generating, type(bare).__name__)
+        if hasattr(bare, "generate"):
+            refuse_calls(
+                bare,
+                "generate",
+                "A pipeline does not generate: each token would pass through all ranks, with caches on them; got "
+                f"generate() of a prepared {type(bare).__name__}. Save the model by accelerator.save_model, and load "
+                "it on one device.",
+            )
         return model
 
     def _cut(self, model: torch.nn.Module) -> None:
@@ -242,10 +248,3 @@ def _refuse_others(
             "A rank of a pipeline holds some layers of its model; got a state dict with those of others: "
             f"{', '.join(others[:3])}. Load it before prepare(), or call accelerator.load_state."
         )
-
-
-def _refuse_generating(kind: str, *args: object, **kwargs: object) -> None:
-    raise EngineUnavailableError(
-        "A pipeline does not generate: each token would pass through all ranks, with caches on them; got generate() of "
-        f"a prepared {kind}. Save the model by accelerator.save_model, and load it on one device."
-    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from accel_core.errors import EngineUnavailableError, PreparationError
@@ -40,32 +38,22 @@ def _cut(model: torch.nn.Module, state: dict[str, Any], prefix: str, *_: object)
             state[prefix + name] = placed_like(value.detach(), parameter)
 
 
-def gather_outside_inference(wrapper: torch.nn.Module) -> None:
-    """Let a pass of FSDP1 under `torch.inference_mode` gather into memory that a later pass can write to as well."""
-    for module in wrapper.modules():
-        if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
-            handle: Any = module._handle
-            take = partial(_gather, handle.init_flat_param_attributes)
-            # torch keeps its own code out of what it compiles, and this would bring it in.
-            handle.init_flat_param_attributes = torch.compiler.disable(lambda take=take: take())  # type: ignore[no-untyped-call]
+def refuse_calls(model: nn.Module, method: str, message: str) -> None:
+    """Let a method of a model end in an error."""
+    vars(model)[method] = partial(_refuse, message)
 
 
-def _gather(method: Callable[..., Any]) -> object:
-    if not torch.is_inference_mode_enabled():
-        return method()
-    with torch.inference_mode(False), torch.no_grad():
-        return method()
+def _refuse(message: str, *args: object, **kwargs: object) -> None:
+    raise EngineUnavailableError(message)
 
 
 def refuse_copies(model: torch.nn.Module) -> None:
     """Let `copy.deepcopy` of a sharded model, which `AveragedModel` calls too, end in an error that names the way."""
-    model.__dict__["__deepcopy__"] = partial(_refuse_copy, type(model).__name__)
-
-
-def _refuse_copy(kind: str, memo: object) -> None:
-    raise EngineUnavailableError(
-        f"A sharded model cannot be copied; got a {kind}. Copy it before prepare(), and prepare both; for an average "
-        "of its weights, call accelerator.ema(model)."
+    refuse_calls(
+        model,
+        "__deepcopy__",
+        f"A sharded model cannot be copied; got a {type(model).__name__}. Copy it before prepare(), and prepare both; "
+        "for an average of its weights, call accelerator.ema(model).",
     )
 
 
@@ -74,14 +62,12 @@ def refuse_resizing(model: torch.nn.Module) -> None:
     # It would make whole embeddings of what shards and optimizers go on with.
     for module in model.modules():
         if hasattr(module, "resize_token_embeddings"):
-            module.__dict__["resize_token_embeddings"] = partial(_refuse_resizing, type(module).__name__)
-
-
-def _refuse_resizing(kind: str, *args: object, **kwargs: object) -> None:
-    raise EngineUnavailableError(
-        f"Embeddings of a sharded model cannot be replaced; got resize_token_embeddings of a prepared {kind}. "
-        "Call it before prepare(), and create the optimizer after it."
-    )
+            refuse_calls(
+                module,
+                "resize_token_embeddings",
+                "Embeddings of a sharded model cannot be replaced; got resize_token_embeddings of a prepared "
+                f"{type(module).__name__}. Call it before prepare(), and create the optimizer after it.",
+            )
 
 
 def refuse_gradients_of_gradients(model: torch.nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,13 +38,9 @@ class Attention(ABC):
         share: This rank's part of it.
     """
 
-    refusal: ClassVar[str]
-    """What is wrong where one rank has a mask that this way to compute attention cannot honor."""
-
     def __init__(self, group: dist.ProcessGroup, share: Share) -> None:
         self.group = group
         self.share = share
-        self._refusals: list[torch.Tensor] = []
 
     def __call__(
         self,
@@ -73,24 +69,6 @@ class Attention(ABC):
         Args:
             call: The arguments of the call, split along the sequence.
         """
-
-    def raise_refusals(self) -> None:
-        """Raise, on all ranks, what any of them refused; called where a forward pass is over.
-
-        Raises:
-            EngineUnavailableError: A rank had a mask that cannot be honored.
-        """
-        refusals, self._refusals = self._refusals, []
-        if refusals and bool(torch.cat([flags.reshape(-1) for flags in refusals]).any()):
-            raise EngineUnavailableError(self.refusal)
-
-    def _note(self, refusals: torch.Tensor) -> None:
-        """Note which ranks refuse: raise at once where that costs nothing, later where reading would stop a device."""
-        # Masks may differ by rank, with the padding of tokens; a rank that refuses still takes part, or others would
-        # wait.
-        self._refusals.append(refusals)
-        if refusals.device.type == "cpu":  # elsewhere, reading would stop the device
-            self.raise_refusals()
 
     def check(self, query: torch.Tensor, key: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool) -> None:
         """Refuse keys that are not this rank's part of the sequence, and two masks at once.
@@ -121,12 +99,6 @@ class Attention(ABC):
 class GatheredAttention(Attention):
     """Gathers the keys and values of all ranks, and attends to them under any mask."""
 
-    refusal = (
-        "Under context parallel a mask that differs between queries has to say which of all keys each may see; got, on "
-        "at least one rank, one of the rank's own tokens alone. Make the mask for the whole sequence before the block, "
-        "and pass it whole, or as a buffer that is split along its queries."
-    )
-
     def __init__(self, group: dist.ProcessGroup, share: Share) -> None:
         super().__init__(group, share)
         self._causal: dict[tuple[int, int], torch.Tensor] = {}  # the layers of a model ask for the same
@@ -135,13 +107,17 @@ class GatheredAttention(Attention):
         """Return the attention of this rank's queries over all keys."""
         query, key, value = (_as_autocast(tensor) for tensor in (call.query, call.key, call.value))
         mask, queries, keys = call.mask, query.shape[-2], key.shape[-2]
-        refuses = mask is not None and lacks_keys(mask, keys)
-        all_keys, all_values, refusals = gather_keys_and_values(self.group, key, value, refuses)
-        self._note(refusals)
+        if mask is not None and lacks_keys(mask, keys):
+            raise EngineUnavailableError(
+                "Under context parallel a mask that differs between queries has to say which of all keys each may see; "
+                "got one of this rank's own tokens alone. Make the mask for the whole sequence before the block, and "
+                "pass it whole, or as a buffer that is split along its queries."
+            )
+        all_keys, all_values = gather_keys_and_values(self.group, key, value)
         rest: dict[str, Any] = {"dropout_p": call.dropout_p, "scale": call.scale, "enable_gqa": call.enable_gqa}
         if call.is_causal:
             return self._attend_causally(query, all_keys, all_values, rest)
-        if mask is None or refuses:  # what was refused raises before anybody sees it
+        if mask is None:
             return sdpa(query, all_keys, all_values, **rest)
         mask = own_rows(mask, queries, keys, self.share, self.group)
         return sdpa(query, all_keys, all_values, attn_mask=mask, **rest)

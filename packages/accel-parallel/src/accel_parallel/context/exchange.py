@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,21 +17,18 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     # `torch.distributed.nn` has such functions; over gloo, gradients that are not contiguous come out wrong.
     def forward(
-        ctx: Any, group: dist.ProcessGroup, refuses: bool, key: torch.Tensor, value: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        ctx: Any, group: dist.ProcessGroup, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.group, ctx.shapes, ctx.dtype = group, (key.shape, value.shape), key.dtype
-        # Along with the data, to save a collective.
-        packed = torch.cat([key.reshape(-1), value.reshape(-1), key.new_full((1,), float(refuses))])
+        packed = torch.cat([key.reshape(-1), value.reshape(-1)])
         gathered = packed.new_empty(group.size() * packed.numel())
         all_gather_single(gathered, packed, group=group)
-        keys, values, refusals = torch.split(gathered.view(group.size(), -1), [key.numel(), value.numel(), 1], 1)
-        refusals = refusals.clone()  # a view of what is gathered would keep all of it alive
-        ctx.mark_non_differentiable(refusals)
-        return keys.reshape(-1, *key.shape), values.reshape(-1, *value.shape), refusals
+        keys, values = torch.split(gathered.view(group.size(), -1), [key.numel(), value.numel()], 1)
+        return keys.reshape(-1, *key.shape), values.reshape(-1, *value.shape)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, torch.Tensor, torch.Tensor]:
-        of_keys, of_values, _ = gradients
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor, torch.Tensor]:
+        of_keys, of_values = gradients
         size = ctx.group.size()
         # Each rank's part is the sum of what all ranks have for it; sums of half precision lose what they add up.
         packed = torch.cat([of_keys.reshape(size, -1), of_values.reshape(size, -1)], 1)
@@ -40,18 +37,15 @@ class _Gather(torch.autograd.Function):
         reduce_scatter_single(own, packed.view(-1), group=ctx.group)
         key_shape, value_shape = ctx.shapes
         key, value = torch.split(own.to(ctx.dtype), [key_shape.numel(), value_shape.numel()])
-        return None, None, key.view(key_shape), value.view(value_shape)
+        return None, key.view(key_shape), value.view(value_shape)
 
 
 def gather_keys_and_values(
-    group: dist.ProcessGroup, key: torch.Tensor, value: torch.Tensor, refuses: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the keys and values of the whole sequence, in its order, and which ranks refuse to go on."""
-    keys, values, refusals = cast(
-        "tuple[torch.Tensor, torch.Tensor, torch.Tensor]",
-        _Gather.apply(group, refuses, key, value),  # type: ignore[no-untyped-call]
-    )
-    return in_order(keys.unbind(), -2), in_order(values.unbind(), -2), refusals
+    group: dist.ProcessGroup, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys and values of the whole sequence, in its order."""
+    keys, values = _Gather.apply(group, key, value)  # type: ignore[no-untyped-call]
+    return in_order(keys.unbind(), -2), in_order(values.unbind(), -2)
 
 
 def gather_whole(group: dist.ProcessGroup, part: torch.Tensor, dim: int) -> torch.Tensor:
@@ -62,10 +56,3 @@ def gather_whole(group: dist.ProcessGroup, part: torch.Tensor, dim: int) -> torc
         gathered = sent.new_empty((group.size(), *sent.shape))
         all_gather_single(gathered.view(-1), sent.view(-1), group=group)
         return in_order(gathered.unbind(), dim).to(part.dtype)
-
-
-def gather_flags(group: dist.ProcessGroup, flag: bool, device: torch.device) -> torch.Tensor:
-    """Return a yes or no of each rank, by rank."""
-    gathered = torch.empty(group.size(), dtype=torch.uint8, device=device)
-    all_gather_single(gathered, torch.full((1,), int(flag), dtype=torch.uint8, device=device), group=group)
-    return gathered

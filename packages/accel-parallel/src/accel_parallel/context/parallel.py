@@ -75,7 +75,6 @@ class ContextParallel:
             try:
                 with attending(attention):
                     yield
-                attention.raise_refusals()  # what no backward pass raised
             finally:
                 self._attention = None
 
@@ -99,7 +98,6 @@ class ContextParallel:
     def around_backward(self) -> AbstractContextManager[object]:
         """Return the context of a backward pass, which belongs into the block of its forward pass."""
         if self._attention is not None:
-            self._attention.raise_refusals()
             self._left_open = False
             return nullcontext()
         # What was computed in a block may be computed again, by activation checkpointing, where no block is open.

@@ -17,7 +17,6 @@ from accel_core import _torch
 from accel_core.errors import EngineUnavailableError
 from accel_core.host.versions import require_torch
 from accel_parallel.context.attention import Attention, AttentionCall
-from accel_parallel.context.exchange import gather_flags
 from accel_parallel.context.order import Share
 
 _SEQUENCE_DIM = 2
@@ -28,48 +27,34 @@ _READ_BACKWARD = ("grad_out", "query", "key", "value", "out", "logsumexp")
 class RingAttention(Attention):
     """Attends causally, or to everything, while keys and values go round."""
 
-    refusal = (
-        "Context parallel by cp_comm_strategy='alltoall' computes plain causal attention, or none but full; got a mask "
-        "on at least one rank. Use TorchContextParallelConfig(cp_comm_strategy='allgather'), which takes any mask."
-    )
-
     def __init__(self, group: dist.ProcessGroup, share: Share) -> None:
         require_torch("context_ring")
         super().__init__(group, share)
-        self._masked: list[bool] = []
-        self._device = torch.device("cpu")
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         """Return the attention of this rank's queries over all keys."""
         query, key, value = call.query, call.key, call.value
-        self._check_kernel(query, value, call.dropout_p)
-        self._masked.append(call.mask is not None)  # told to others later, once for all layers
-        self._device = query.device
+        self._check_kernel(call)
         if call.enable_gqa:  # the kernels of a ring want as many heads of keys as of queries
             key, value = (tensor.repeat_interleave(query.shape[1] // tensor.shape[1], 1) for tensor in (key, value))
         return cast(torch.Tensor, _Ring.apply(self.group, call.is_causal, call.scale, query, key, value))  # type: ignore[no-untyped-call]
 
-    def raise_refusals(self) -> None:
-        """Raise, on all ranks, if any of them had a mask: one exchange for all the attention of a forward pass."""
-        masked, self._masked = self._masked, []
-        if masked:
-            self._refusals.append(gather_flags(self.group, any(masked), self._device))
-        super().raise_refusals()
-
-    def _check_kernel(self, query: torch.Tensor, value: torch.Tensor, dropout_p: float) -> None:
-        """Refuse, on all ranks alike, dropout, layouts and numbers that the device's kernel does not take."""
-        got = ""
-        if dropout_p:
-            got = f"dropout_p={dropout_p}"
+    def _check_kernel(self, call: AttentionCall) -> None:
+        """Refuse masks, dropout, layouts and numbers that the device's kernel does not take."""
+        query, value, got = call.query, call.value, ""
+        if call.mask is not None:
+            got = "a mask"
+        elif call.dropout_p:
+            got = f"dropout_p={call.dropout_p}"
         elif query.dim() != 4 or query.shape[2:] != value.shape[2:]:
             got = f"queries of shape {tuple(query.shape)} and values of shape {tuple(value.shape)}"
         elif query.device.type != "cpu" and query.dtype not in (torch.float16, torch.bfloat16):
             got = f"{query.dtype} on {query.device.type}"
         if got:
             raise EngineUnavailableError(
-                "Context parallel by cp_comm_strategy='alltoall' attends without dropout, with queries, keys and "
-                "values of one size in (batch, heads, tokens, size), in half precision where an accelerator computes; "
-                f"got {got}. Use TorchContextParallelConfig(cp_comm_strategy='allgather')."
+                "Context parallel by cp_comm_strategy='alltoall' attends without mask or dropout, with queries, keys "
+                "and values of one size in (batch, heads, tokens, size), in half precision where an accelerator "
+                f"computes; got {got}. Use TorchContextParallelConfig(cp_comm_strategy='allgather')."
             )
 
 

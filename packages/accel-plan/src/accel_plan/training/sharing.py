@@ -91,13 +91,6 @@ def weights_dtype(spec: LayoutSpec, workload: TrainingWorkload) -> torch.dtype |
     return casts.get(workload.precision, workload.dtype)
 
 
-class _Attention(GatheredAttention):
-    """Attention over all ranks, none of which says that it refuses."""
-
-    def _note(self, refusals: torch.Tensor) -> None:
-        pass
-
-
 class SharedModel:
     """A model as the first rank of a layout holds it, whose parts are never smaller than those of others.
 
@@ -172,7 +165,7 @@ class SharedModel:
         if self._spec.size("cp") > 1:
             assert self._mesh is not None
             share = Share(self._workload.sequence or 0, 0, self._spec.size("cp"))
-            attention = attending(_Attention(self._mesh.get_group("cp"), share))
+            attention = attending(GatheredAttention(self._mesh.get_group("cp"), share))
         with attention:
             counter.purpose = "activations"
             args, kwargs = call_of(self.model, inputs)

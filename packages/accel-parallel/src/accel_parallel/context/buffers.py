@@ -17,9 +17,9 @@ def check_buffers(given: SequenceBuffers, rank: int, size: int) -> Share:
 
     Raises:
         ConfigurationError: There is none; one is not a tensor, or is trained; a dim is missing or out of range; lengths
-            differ or cannot be shared; a tensor that would not be restored is not a buffer.
+            differ or cannot be shared.
     """
-    buffers, dims, stay_split = given
+    buffers, dims, _ = given
     if not buffers or len(buffers) != len(dims):
         raise ConfigurationError(
             f"Every buffer has its sequence dim, and context parallel splits at least one; got {len(buffers)} buffers "
@@ -44,11 +44,6 @@ def check_buffers(given: SequenceBuffers, rank: int, size: int) -> Share:
         raise ConfigurationError(
             f"All buffers hold the same sequence; got the lengths {sorted(lengths)}. "
             "Pass in buffer_seq_dims the dim of each along which its tokens lie, and cut what is longer."
-        )
-    if not {id(buffer) for buffer in stay_split} <= {id(buffer) for buffer in buffers}:
-        raise ConfigurationError(
-            f"Only what was split can stay split; got {len(stay_split)} no_restore_buffers, which are not all among "
-            "the buffers. Pass the same tensors in both."
         )
     share = Share(lengths.pop(), rank, size)
     share.check()

@@ -20,7 +20,6 @@ from accel_parallel.context.attention import Attention, sdpa
 _R = TypeVar("_R")
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, F.softmax)
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-_CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 
 _KERNEL = re.compile(r"(?i)^(?!.*backward).*att(n|ention)")
 """Names of operators that compute attention forward: torch's of variable lengths, and those of other libraries."""
@@ -140,12 +139,6 @@ def attending(attention: Attention) -> AbstractContextManager[None]:
             _refuse("a recurrent layer", "Train this model without context parallel.")
         return func(given, *args, **kwargs)
 
-    def cell(func: _Function, given: torch.Tensor, *args: object, **kwargs: object) -> object:
-        # One that steps through tokens gets a row for each sample; one for each token of a rank mixes nothing.
-        if given.dim() < 2 or given.shape[0] % own:
-            _refuse("a recurrent cell", "Train this model without context parallel.")
-        return func(given, *args, **kwargs)
-
     return _Interception(
         attention,
         {
@@ -153,7 +146,6 @@ def attending(attention: Attention) -> AbstractContextManager[None]:
             torch.conv1d: convolution,
             **dict.fromkeys(_SOFTMAX, softmax),
             **dict.fromkeys(_RECURRENT, recurrence),
-            **dict.fromkeys(_CELLS, cell),
         },
     ).active()
 

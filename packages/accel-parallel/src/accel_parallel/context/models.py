@@ -54,9 +54,6 @@ class CompleteInputs:
     def __deepcopy__(self, memo: dict[int, Any]) -> CompleteInputs:
         return self  # a copy of a model trains in the same run
 
-    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        return _nothing_to_complete, ()  # another process has groups of its own
-
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -160,11 +157,3 @@ def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             found |= found.pop(name, {})
     return found
-
-
-def _nothing_to_complete() -> Callable[..., None]:
-    return _leave
-
-
-def _leave(*_: object) -> None:
-    """Leave a forward pass as it is."""

@@ -34,7 +34,6 @@ def test_ranks_share_a_sequence_evenly_under_a_causal_mask(size: int) -> None:
         ([torch.zeros(2, 8, requires_grad=True)], [1], [], "got a Tensor that requires a gradient as buffer 0"),
         ([torch.zeros(8)], [1], [], "got dim 1 for buffer 0 of shape (8,)"),
         ([torch.zeros(8), torch.zeros(2, 12)], [0, 1], [], "got the lengths [8, 12]"),
-        ([torch.zeros(8)], [0], [torch.zeros(8)], "got 1 no_restore_buffers"),
         ([torch.zeros(2, 6)], [-1], [], "divisible by 4 (a head and a tail piece for each); got a length of 6"),
         ([torch.zeros(2, 0)], [1], [], "got a length of 0"),
     ],

@@ -102,10 +102,10 @@ class _SlicedHead:
             self._record.device_handle.current_stream().wait_event(self._record._post_reduce_event)
         scales = (labels != ignored) * gradient
         towards = torch.zeros_like(rows, dtype=top.dtype) if needed else None
-        of_bias = top.new_zeros(self._ranks, self._size) if bias is not None and bias.requires_grad else None
         for one in self._slices(dtype):
             here, column = self._columns(labels, ignored, one)
             learned = torch.zeros_like(one.weight, dtype=top.dtype) if weight.requires_grad else None
+            of_bias = top.new_zeros(len(one.weight)) if bias is not None and bias.requires_grad else None
             for own in _parts(rows, chunk):
                 with torch.enable_grad():  # by which a counter of FLOPs knows what is computed again
                     logits, slope = _logits(rows[own], one, how)
@@ -117,12 +117,11 @@ class _SlicedHead:
                 if learned is not None:
                     add_product(learned, slopes.T, rows[own].to(dtype))
                 if of_bias is not None:
-                    of_bias[:, one.first : one.first + one.rows] += slopes.sum(0).view(self._ranks, -1)
+                    of_bias += slopes.sum(0)
                 del logits, slopes, slope
-            if learned is not None:
-                self._reduce(weight, learned, one.first)
-        if of_bias is not None:
-            self._reduce(bias, of_bias.flatten(), 0)
+            for parameter, gradients in ((weight, learned), (bias, of_bias)):
+                if gradients is not None:
+                    self._reduce(parameter, gradients, one.first)
         for each in (weight, bias):
             if each is not None and each.requires_grad:
                 run_gradient_hooks(each)
@@ -130,27 +129,23 @@ class _SlicedHead:
 
     def _slices(self, dtype: torch.dtype) -> Iterator[_Slice]:
         """Yield slices in turn, each gathered while the one before is computed with."""
-        coming, biases = self._gather(self._weight, 0, self._step), None
-        if self._bias is not None:
-            biases, work = self._gather(self._bias, 0, self._size)
-            work.wait()
+        parameters = [each for each in (self._weight, self._bias) if each is not None]
+        coming = [self._gather(each, 0) for each in parameters]
         for first in range(0, self._size, self._step):
-            gathered, work = coming
-            work.wait()
-            end = first + len(gathered) // self._ranks
-            if end < self._size:
-                coming = self._gather(self._weight, end, self._step)
-            bias, missing = biases, None
-            if bias is not None:
-                bias = bias.view(self._ranks, -1)[:, first:end].flatten().to(dtype)
+            for _, work in coming:
+                work.wait()
+            weight, *biases = (gathered.to(dtype) for gathered, _ in coming)
+            end = first + len(weight) // self._ranks
+            coming = [self._gather(each, end) for each in parameters if end < self._size]
+            missing = None
             if self._words < self._size * self._ranks:
-                places = torch.arange(self._size * self._ranks, device=gathered.device).view(self._ranks, -1)
+                places = torch.arange(self._size * self._ranks, device=weight.device).view(self._ranks, -1)
                 missing = places[:, first:end].flatten() >= self._words
-            yield _Slice(first, end - first, gathered.to(dtype), bias, missing)
+            yield _Slice(first, end - first, weight, biases[0] if biases else None, missing)
 
-    def _gather(self, parameter: Tensor, first: int, rows: int) -> tuple[Tensor, dist.Work]:
-        """Begin to gather rows of all shards, in the number format in which FSDP gathers."""
-        rows = min(rows, self._size - first)
+    def _gather(self, parameter: Tensor, first: int) -> tuple[Tensor, dist.Work]:
+        """Begin to gather a slice of all shards, in the number format in which FSDP gathers."""
+        rows = min(self._step, self._size - first)
         own = local_memory(parameter)[first : first + rows].to(self._gathers)
         if len(own) < rows:  # the last shards are shorter
             own = torch.cat([own, own.new_zeros(rows - len(own), *own.shape[1:])])

@@ -52,17 +52,14 @@ class WrappedFormat(FullyShardedFormat):
         wrapper = self._wrappers.under(optimizer)
         return super().optimizer_of(optimizer, models) if wrapper is None else states.optimizer_of(wrapper, optimizer)
 
-    def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
-        """Compare the checkpoint with the models, without changing them, and return how to restore each."""
-        return [self._model(own, index, source, run) for index, own in enumerate(models)]
-
-    def _model(self, own: Any, index: int, source: Source, run: Run) -> Restoration:
+    def restoration_of(self, model: torch.nn.Module, index: int, source: Source, run: Run) -> Restoration:
+        """Return how a model is restored; every rank calls it."""
         if stored_models.holds_local(source, index):
-            return self._local(own, index, source, run)
-        wrapper = self._wrappers.of(own)
+            return self._local(model, index, source, run)
+        wrapper = self._wrappers.of(model)
         if wrapper is None:
-            return stored_models.restoration(own, index, source, run.world.rank)
-        stand = StateOnlyModel(states.state_of(wrapper), self._wrappers.ties_of(own))
+            return super().restoration_of(model, index, source, run)
+        stand = StateOnlyModel(states.state_of(wrapper), self._wrappers.ties_of(model))
         plan = stored_models.restoration(stand, index, source, run.world.rank)
 
         def apply() -> None:
@@ -91,17 +88,10 @@ class WrappedFormat(FullyShardedFormat):
         found = compare(StateOnlyModel(states.local_tensors(own)), stored, component, rank)
         return replace(found, files=frozenset({name}))
 
-    def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
-        """Compare the checkpoint with the optimizers, without changing them, and return how to restore each."""
-        found: list[Restoration] = []
-        for index, own in enumerate(run.optimizers):
-            wrapper = self._wrappers.under(own)
-            if wrapper is None:
-                seen = stored_optimizers.named_optimizer(own, run.models)
-            else:
-                seen = named_optimizer(own, wrapper)
-            found.append(stored_optimizers.restoration(seen, index, source, run.world.rank))
-        return found
+    def named(self, optimizer: torch.optim.Optimizer, models: Sequence[Any]) -> NamedOptimizer:
+        """Return an optimizer by the names of its parameters; every rank calls it."""
+        wrapper = self._wrappers.under(optimizer)
+        return super().named(optimizer, models) if wrapper is None else named_optimizer(optimizer, wrapper)
 
 
 def named_optimizer(own: torch.optim.Optimizer, wrapper: torch.nn.Module) -> NamedOptimizer:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+from torch.optim import Optimizer
+
 from accel_core.checkpoint.format import Run, Source
 from accel_core.checkpoint.report import Restoration
 from accel_core.modules.unwrap import canonical_name
-from accel_parallel.checkpoint import models as stored_models
-from accel_parallel.checkpoint import optimizers as stored_optimizers
+from accel_parallel.checkpoint.optimizers import NamedOptimizer
 from accel_parallel.pipeline.run import Pipeline
 from accel_parallel.sharding.format import FullyShardedFormat
 
@@ -22,28 +24,19 @@ class PipelinedFormat(FullyShardedFormat):
         super().__init__("SHARDED_STATE_DICT", lambda own, keep: {})
         self._pipeline_of = pipeline_of
 
-    def model_restorations(self, run: Run, models: Sequence[Any], source: Source) -> list[Restoration]:
-        """Compare with what this rank holds of the models, changing nothing, and return how each is restored."""
-        found = []
-        for index, own in enumerate(models):
-            others = {f"{name} is not in the model" for name in map(canonical_name, self._pipeline_of(own).tensors())}
-            restoration = stored_models.restoration(own, index, source, run.world.rank)
-            restoration.findings = [
-                each for each in restoration.findings if each.kind != "unexpected" or each.detail not in others
-            ]
-            found.append(restoration)
+    def restoration_of(self, model: nn.Module, index: int, source: Source, run: Run) -> Restoration:
+        """Return how what this rank holds of a model is restored; every rank calls it."""
+        others = {f"{name} is not in the model" for name in map(canonical_name, self._pipeline_of(model).tensors())}
+        found = super().restoration_of(model, index, source, run)
+        found.findings = [each for each in found.findings if each.kind != "unexpected" or each.detail not in others]
         return found
 
-    def optimizer_restorations(self, run: Run, source: Source) -> list[Restoration]:
-        """Compare with the optimizers, changing nothing, and return how the state of what is held here is restored."""
-        elsewhere = set[int]().union(*(self._pipeline_of(model).elsewhere for model in run.models))
-        found = []
-        for index, own in enumerate(run.optimizers):
-            named = stored_optimizers.named_optimizer(own, run.models)
-            held = frozenset(name for name, parameter in named.like.items() if id(parameter) not in elsewhere)
-            named = replace(named, held=held, load_state_dict=_loading(own, elsewhere))
-            found.append(stored_optimizers.restoration(named, index, source, run.world.rank))
-        return found
+    def named(self, optimizer: Optimizer, models: Sequence[Any]) -> NamedOptimizer:
+        """Return an optimizer by the names of its parameters, and with the state of what is held here."""
+        elsewhere = set[int]().union(*(self._pipeline_of(model).elsewhere for model in models))
+        found = super().named(optimizer, models)
+        held = frozenset(name for name, parameter in found.like.items() if id(parameter) not in elsewhere)
+        return replace(found, held=held, load_state_dict=_loading(optimizer, elsewhere))
 
 
 def _loading(own: Any, elsewhere: set[int]) -> Callable[[dict[str, Any]], None]:

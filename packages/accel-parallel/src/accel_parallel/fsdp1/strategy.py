@@ -160,7 +160,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
 
     def _wrap(self, model: torch.nn.Module, plan: WrapPlan) -> torch.nn.Module:
         if self.world.is_main:
-            plan.log(model, self.plugin.mixed_precision_policy)
+            plan.log(model)
         ties = tied_tensor_groups(model)
         arguments = self._arguments(plan, model)
         with in_step(self.world, "prepare: FullyShardedDataParallel", views_of(model)):

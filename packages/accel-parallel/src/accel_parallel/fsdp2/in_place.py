@@ -43,7 +43,7 @@ def shard(
     Where nobody knows yet whether all ranks start from what the first one has, they find out.
     """
     if world.is_main:
-        plan.log(model, plugin.mixed_precision_policy)
+        plan.log(model)
     arguments = arguments_of(plugin, mesh, world.device)
     policy = arguments.pop("mp_policy")
     exact = MixedPrecisionPolicy(param_dtype=torch.float32, cast_forward_inputs=False)

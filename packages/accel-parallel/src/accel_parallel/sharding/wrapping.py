@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -83,8 +81,8 @@ class WrapPlan:
                 "found. Name its blocks in transformer_cls_names_to_wrap, or set activation_checkpointing=False."
             )
 
-    def log(self, model: nn.Module, policy: Any) -> None:
-        """Log the plan, as a warning where nothing is sharded on its own, and the number formats."""
+    def log(self, model: nn.Module) -> None:
+        """Log the plan, as a warning where nothing is sharded on its own."""
         name = type(model).__name__
         if self.blocks:
             kinds = sorted({type(block).__name__ for _, block in self.blocks})
@@ -104,18 +102,6 @@ class WrapPlan:
                 name,
                 ", ".join(self.cast),
             )
-        held = Counter[str]()
-        for parameter in model.parameters():
-            held[_word(parameter.dtype)] += parameter.numel()
-        for dtype, count in held.items():
-            computed = getattr(policy, "param_dtype", None)
-            reduced = getattr(policy, "reduce_dtype", None) or computed
-            words = _word(computed) if computed else dtype, _word(reduced) if reduced else dtype
-            _logger.info("%s holds %d elements in %s, computes in %s, reduces in %s.", name, count, dtype, *words)
-
-
-def _word(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin, left_out: Collection[str] = ()) -> WrapPlan:

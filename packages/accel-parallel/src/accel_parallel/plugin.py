@@ -212,8 +212,6 @@ class FullyShardedDataParallelPlugin:
                 "cpu_ram_efficient_loading leaves weights on one rank only, so sync_module_states is switched on."
             )
             self.sync_module_states = True
-        if self.sync_module_states and self.param_init_fn is None:
-            self.param_init_fn = _empty_on_device
 
     def _check_second_version(self) -> None:
         if self.sharding_strategy is not None:
@@ -349,12 +347,3 @@ class FullyShardedDataParallelPlugin:
         policies.check_kind(
             "mixed_precision_policy", self.mixed_precision_policy, kind, self.fsdp_version, "'bf16', 'fp16'"
         )
-
-
-def _empty_on_device(module: nn.Module) -> None:
-    """Give a module's own meta tensors memory on the run's device, without values."""
-    import torch
-
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    device = torch.device("cpu") if found is None else found
-    module.to_empty(device=device, recurse=False)

@@ -209,8 +209,6 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
         plugin = self.plugin
         chosen = {id(block) for _, block in plan.blocks}
         from_main = self._starts_from_main(model)
-        empty = Empty(self.world.device)
-        given = getattr(plugin.param_init_fn, "__name__", "") != "_empty_on_device"  # the plugin's own knows no ties
         return {
             "device_mesh": self.mesh,
             "sharding_strategy": plugin.sharding_strategy,
@@ -219,7 +217,7 @@ class FullyShardedWrapperStrategy(ShardedStrategy):
             "backward_prefetch": plugin.backward_prefetch,
             "mixed_precision": plugin.mixed_precision_policy,
             "ignored_states": plan.whole(model),
-            "param_init_fn": plugin.param_init_fn if plugin.param_init_fn is not None and given else empty,
+            "param_init_fn": plugin.param_init_fn or Empty(self.world.device),
             "device_id": self.world.device,
             "sync_module_states": bool(plugin.sync_module_states) or from_main,
             "forward_prefetch": bool(plugin.forward_prefetch),

@@ -130,7 +130,6 @@ def fsdp2_prepare_model(accelerator: _Accelerator, model: nn.Module) -> nn.Modul
     """Shard a model in place; every rank calls it. `Accelerator.prepare` also averages what is left whole.
 
     Raises:
-        EngineUnavailableError: The mesh has an axis that is not for data.
         PreparationError: Not even the first rank has the weights.
         StateError: There is no process group.
     """

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from accel_core.accelerator import Accelerator
-from accel_core.errors import EngineUnavailableError
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.mesh import data_part
@@ -70,17 +69,15 @@ def test_groups_are_those_of_the_layout(sizes: dict[str, int], shards: bool) -> 
 @pytest.mark.usefixtures("one_of_many")
 def test_shards_lie_along_sequences_not_tensor_parallel() -> None:
     """Axes for shards are flattened to one, copies come first, and ranks of tensor parallel shard for themselves."""
-    cpu, combined = torch.device("cpu"), ("cp", "tp")
+    cpu = torch.device("cpu")
     mesh = init_device_mesh("cpu", (2, 2, 2, 2), mesh_dim_names=("dp_replicate", "dp_shard", "cp", "tp"))
-    found = data_part(mesh, cpu, combined)
+    found = data_part(mesh, cpu)
     assert found.mesh_dim_names == ("dp_replicate", "dp_shard_cp")
     assert found.mesh.tolist() == [[1, 3, 5, 7], [9, 11, 13, 15]]
-    assert data_part(mesh, cpu, combined).get_group("dp_shard_cp") is found.get_group("dp_shard_cp"), "made once"
+    assert data_part(mesh, cpu).get_group("dp_shard_cp") is found.get_group("dp_shard_cp"), "made once"
     for sizes, axes, ranks in (
         ((4, 4), ("dp_shard", "tp"), [1, 5, 9, 13]),
         ((4, 4), ("dp_shard", "cp"), list(range(16))),
         ((2, 8), ("dp_replicate", "cp"), [list(range(8)), list(range(8, 16))]),
     ):
-        assert data_part(init_device_mesh("cpu", sizes, mesh_dim_names=axes), cpu, combined).mesh.tolist() == ranks
-    with pytest.raises(EngineUnavailableError, match=r"got the axes \['cp', 'tp'\]"):
-        data_part(mesh, cpu)
+        assert data_part(init_device_mesh("cpu", sizes, mesh_dim_names=axes), cpu).mesh.tolist() == ranks

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from accel_core.errors import EngineUnavailableError, StateError
+from accel_core.errors import StateError
 from accel_core.mesh.layout import DATA_AXES, SHARD_AXES
 from accel_core.strategies.parts import Parts
 
@@ -25,11 +24,10 @@ def data_mesh(parts: Parts) -> DeviceMesh:
     return init_device_mesh(parts.world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
-def data_part(mesh: DeviceMesh | None, device: torch.device, combines: Collection[str] = ()) -> DeviceMesh:
+def data_part(mesh: DeviceMesh | None, device: torch.device) -> DeviceMesh:
     """Return the part of a mesh over which parameters are sharded and copied; one of all ranks where there is none.
 
     Raises:
-        EngineUnavailableError: It has another axis along which ranks read the same data.
         StateError: There is no mesh and no process group.
     """
     if mesh is None:
@@ -38,14 +36,7 @@ def data_part(mesh: DeviceMesh | None, device: torch.device, combines: Collectio
                 "FSDP shards over the ranks of a process group; got none. Make an Accelerator with an FSDP plugin."
             )
         return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp_shard",))
-    names = mesh.mesh_dim_names or ()
-    others = [name for name in names if name not in (*DATA_AXES, *combines) and mesh[name].size() > 1]
-    if others:
-        raise EngineUnavailableError(
-            f"FSDP is not combined with tensor, context or sequence parallel here; got the axes {others}. "
-            "Use dp_replicate_size and dp_shard_size alone."
-        )
-    return sharding_part(mesh) if names else mesh
+    return sharding_part(mesh) if mesh.mesh_dim_names else mesh
 
 
 def sharding_part(mesh: DeviceMesh) -> DeviceMesh:

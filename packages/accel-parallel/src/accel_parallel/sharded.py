@@ -163,9 +163,9 @@ class ShardedStrategy(SharingStrategy):
             refuse_gradients_of_gradients(self._bare(sharded))
         return sharded
 
-    def refuse_optimizers(self, bundle: Bundle) -> None:
+    def check_optimizers(self, bundle: Bundle) -> None:
         """Also refuse layers whose gradients are sparse."""
-        super().refuse_optimizers(bundle)
+        super().check_optimizers(bundle)
         for slot in bundle.models:
             refuse_sparse_gradients(self._bare(slot.given))
 

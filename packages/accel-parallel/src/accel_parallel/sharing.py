@@ -64,10 +64,6 @@ class SharingStrategy(SequenceStrategy):
             PreparationError: A LOMO optimizer, or one of `optimizers.REFUSED` for the form that parameters have.
         """
         super().check_optimizers(bundle)
-        self.refuse_optimizers(bundle)
-
-    def refuse_optimizers(self, bundle: Bundle) -> None:
-        """Refuse a LOMO optimizer, and what does not train parameters in their form."""
         if any(is_lomo(slot.given) for slot in bundle.optimizers):  # it leaves no gradient to reduce
             raise PreparationError(
                 "A LOMO optimizer updates whole parameters inside backward, before ranks have reduced gradients; got "

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from accel_core._torch import shard_groups
@@ -222,19 +222,11 @@ def _refuse_misfit(strategy: Strategy, model: nn.Module, sizes: Mapping[str, int
             f"The axes of a run are those of the model that arrives sharded; got {word} with {_listed(sizes)} and a "
             f"run with {_listed(own)}. Leave parallelism_config out, or load the model with the sizes of the run."
         )
-    plugin = strategy.parts.plugin if strategy.name == "fsdp2" else None
-    records = _records(model)
-    if plugin is not None and plugin.activation_checkpointing:
-        asked = "activation_checkpointing=True; call model.gradient_checkpointing_enable() and leave it out"
-    elif (
-        plugin is not None
-        and plugin.offloads
-        and not all(isinstance(record.offload_policy, CPUOffloadPolicy) for record in records)
-    ):
-        asked = "cpu_offload=True; load the model offloaded and leave it out"
-    else:
-        return
-    raise ConfigurationError(f"A model that arrives sharded is not changed by the FSDP plugin; got {word} and {asked}.")
+    if strategy.name == "fsdp2" and strategy.parts.plugin.activation_checkpointing:
+        raise ConfigurationError(
+            f"A model that arrives sharded is not changed by the FSDP plugin; got {word} and "
+            "activation_checkpointing=True. Call model.gradient_checkpointing_enable(), and leave it out."
+        )
 
 
 def _refuse_late(runtime: Runtime, layout: Layout) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -20,16 +21,8 @@ _BUCKET = 25 * 2**20
 """Bytes of gradients that are averaged together."""
 
 
-class _News:
-    """What is new of a model: whether it has gradients that nobody has averaged yet."""
-
-    __slots__ = ("unaveraged",)
-
-    def __init__(self) -> None:
-        self.unaveraged = False
-
-
-_news: MutableMapping[torch.nn.Module, _News] = WeakIdKeyDictionary()
+_news: MutableMapping[torch.nn.Module, SimpleNamespace] = WeakIdKeyDictionary()
+"""What is new of a model: whether it has gradients that are `unaveraged`."""
 
 
 def reading_groups(parts: Parts) -> list[dist.ProcessGroup]:
@@ -65,7 +58,7 @@ class Averaging:
             return
         self._parameters[model] = [*self.of(model), *parameters]
         # Looked up once: a look-up in the hook of every parameter costs more than all else that a step does here.
-        news = _news.setdefault(model, _News())
+        news = _news.setdefault(model, SimpleNamespace(unaveraged=False))
 
         def note(_: torch.Tensor) -> None:
             news.unaveraged = True

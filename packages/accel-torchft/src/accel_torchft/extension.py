@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from accel_core.checkpoint import background, preemption
 from accel_core.data.loader import PreparedLoader
@@ -109,7 +108,7 @@ class ReplicaExtension(Extension):
         loader.__dict__[which] = ReplicaShard.of(shard)
 
     def keep_model(self, model: torch.nn.Module) -> None:
-        """Check a prepared model; statistics of batches stay each replica's own.
+        """Check a prepared model.
 
         Raises:
             PreparationError: Weights are on the CPU, where NCCL does not average their gradients.
@@ -119,13 +118,6 @@ class ReplicaExtension(Extension):
             raise PreparationError(
                 "Replicas on GPUs average gradients by NCCL, which moves no tensors of the CPU; got weights of "
                 f"{type(model).__name__} there. Leave out what offloads or keeps them there."
-            )
-        norms = [name for name, each in model.named_modules() if isinstance(each, _BatchNorm)]
-        if norms:
-            _logger.warning(
-                "BatchNorm takes statistics of its own replica's batches: %s of %d replicas will differ. Use GroupNorm "
-                "or LayerNorm where replicas have to be equal.",
-                *(norms[0] if len(norms) == 1 else f"{len(norms)} layers", self.replicas.size),
             )
 
     def _meet(self, patient: bool) -> bool:

@@ -25,8 +25,7 @@ def capture(runtime: Runtime) -> dict[str, Any]:
     _part(run.models)
     return {
         "models": [
-            {name: local_memory(each).detach() for name, each in model.named_parameters()}
-            | {f"buffer {name}": local_memory(each).clone() for name, each in model.named_buffers()}
+            {name: each.clone() if name.startswith("buffer ") else each.detach() for name, each in _tensors(model)}
             for model in run.models
         ],
         "optimizers": [tree_map(_held, optimizer.state_dict()) for optimizer in run.optimizers],

@@ -185,13 +185,6 @@ def test_trackers_follow_the_replica_that_speaks_for_the_run(guarded: bool, capl
 
 
 @pytest.mark.usefixtures("replica")
-def test_batch_norm_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    """Its statistics are those of one replica."""
-    made().prepare(nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)))
-    assert "BatchNorm takes statistics of its own replica's batches" in caplog.text
-
-
-@pytest.mark.usefixtures("replica")
 def test_weights_on_the_cpu_are_refused_beside_gpus() -> None:
     """NCCL, which averages over replicas on GPUs, would lose every step of them."""
     runtime = made()._runtime

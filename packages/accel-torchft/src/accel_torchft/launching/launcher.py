@@ -387,11 +387,8 @@ class _Lives:
         self._note(f"replica {number} ended: {how}; it {then}. {self._there()}")
 
     def _there(self) -> str:
-        there = len(self._running)
-        if self._machines > 1:
-            return f"{there} of {len(self._lives)} run on machine {self._machine}"
-        missing = self._fewest - there
-        return f"{there} of {self._count} run" + (f", {missing} fewer than a step needs" if missing > 0 else "")
+        there = f"{len(self._running)} of {len(self._lives)} run"
+        return f"{there} on machine {self._machine}" if self._machines > 1 else there
 
     def _note(self, text: str) -> None:
         self._notes.log(when=time.time(), text=text)

@@ -189,9 +189,7 @@ def _run(words: list[str], folder: str, variables: dict[str, str], path: list[st
             os.kill(os.getpid(), signal.SIGINT)
     # Waits for threads as Python does at its end.
     threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()  # which `os._exit` does not call, and what a fork has forgotten
-    util._exit_function()  # type: ignore[attr-defined]
-    logging.shutdown()
+    atexit._run_exitfuncs()  # which `os._exit` does not call
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
@@ -205,6 +203,8 @@ def _forget_the_parent() -> None:
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     util._finalizer_registry.clear()  # type: ignore[attr-defined]
     atexit._clear()
+    atexit.register(logging.shutdown)
+    atexit.register(util._exit_function)  # type: ignore[attr-defined]
 
 
 def _forget_the_server() -> None:

@@ -192,12 +192,7 @@ def test_killed_while_shards_are_saved(tmp_path: Path) -> None:
 def test_killed_between_every_two_system_calls_of_a_save(
     kind: str, plain: bool, stride: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A save dies after the 1st, 2nd, … call, until one gets through, and so do some of the saves that recover.
-
-    With a stride, after every so many calls.
-
-    For each way to commit, also where the system has neither hard links nor a rename that spares what exists.
-    """
+    """A save dies after the 1st, 2nd, … call, until one gets through, and so do some of the saves that recover."""
     if kind == "in place":
         (tmp_path / "ckpt" / "logs").mkdir(parents=True)
         (tmp_path / "ckpt" / "notes.txt").write_text("mine")

@@ -152,10 +152,7 @@ def test_chosen_experts_come_to_the_device_within_the_cache(results: dict[str, A
 
 
 def test_two_ranks_save_and_load(tmp_path: Path) -> None:
-    """Weights, moments and generators come back on each rank's device, whatever way they were saved and read.
-
-    Whether a rank was asked to end is found without a device; batches that rank 0 reads for all lie alike.
-    """
+    """Weights, moments and generators come back on each rank's device, whatever way they were saved and read."""
     ranks = []
     for rank in range(2):
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}

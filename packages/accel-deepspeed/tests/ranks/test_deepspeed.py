@@ -508,10 +508,7 @@ def test_weights_are_gathered_only_as_configured(tmp_path: Path) -> None:
 
 @world(2, quiet=30)
 def test_sixteen_bits_are_saved_whole_by_both_ways(tmp_path: Path) -> None:
-    """Under stage 3 with the gather, save_model and DeepSpeed's save_16bit_model write the same weights in 16 bits.
-
-    Without it, DeepSpeed's own call writes nothing and says so; the stages below need no gather.
-    """
+    """Under stage 3 with the gather, save_model and DeepSpeed's save_16bit_model write the same weights in 16 bits."""
     begin()
     for stage, gathers in ((2, False), (3, True), (3, False)):
         given = plugin(stage, {"stage3_gather_16bit_weights_on_model_save": gathers})
@@ -783,10 +780,7 @@ def loads_of_others(folder: Path) -> None:
 
 
 def test_other_numbers_of_ranks_go_on_from_a_checkpoint(tmp_path: Path) -> None:
-    """One rank and three hold what two saved bit by bit, optimizer and frozen weights too, and train on alike.
-
-    The same checkpoints merge into whole weights, bit by bit what was trained.
-    """
+    """One rank and three hold what two saved bit by bit, optimizer and frozen weights too, and train on alike."""
     saves_for_others(tmp_path)
     for ranks in (1, 3):
         failure = run(loads_of_others, ranks, (tmp_path,), quiet=30)

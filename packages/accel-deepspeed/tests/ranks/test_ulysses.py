@@ -218,11 +218,7 @@ def logits_of(net: Any, rows: list[dict[str, torch.Tensor]]) -> torch.Tensor:
 
 @world(2, quiet=30)
 def test_whole_sequences_are_read_as_without_sharing() -> None:
-    """A loader of its own gives each rank whole sequences to evaluate, inside the training loop too, each one once.
-
-    Parts are computed with an exchange in evaluation as well, for batches of any size; a model that trains on whole
-    sequences is refused.
-    """
+    """A loader of its own gives each rank whole sequences to evaluate, inside the training loop too, each one once."""
     begin()
     data, expected = texts(11), llama(heads=4, shared=1).eval()  # ranks hold copies of keys and values
     accelerator = run_of(2, 1)

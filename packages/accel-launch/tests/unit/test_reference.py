@@ -19,10 +19,7 @@ PAGE = ROOT / "docs" / "reference" / "options.md"
 
 @pytest.mark.skipif(not PAGE.exists(), reason="only in the repository")
 def test_reference_says_what_the_rows_say() -> None:
-    """docs/reference/options.md is what the script prints: change a row, run the script.
-
-    Where the package of an engine is not installed, its rows are left out and the rest is compared.
-    """
+    """docs/reference/options.md is what the script prints: change a row, run the script."""
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True)
     assert comparable(PAGE.read_text()) == comparable(done.stdout), f"Run {SCRIPT.relative_to(ROOT)}."
 

@@ -114,10 +114,7 @@ def test_a_gradient_that_nobody_reduces_is_found(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("layout", ["dp2", SHARDED])
 @pytest.mark.parametrize("name", ["experts", "hooked", "factored", "whole"])
 def test_what_sharding_may_lose_is_equal_or_refused(name: str, layout: str, tmp_path: Path) -> None:
-    """Experts that differ by rank and optimizers that see whole matrices train as on one process.
-
-    What shards lose, hooks and the statistics of Adafactor, is written down as refused.
-    """
+    """Experts that differ by rank and optimizers that see whole matrices train as on one process."""
     given = f"{VERIFIED}:{name}"
     if layout == "fsdp2" and name in ("hooked", "factored"):
         with pytest.raises(AssertionError, match="PreparationError"):

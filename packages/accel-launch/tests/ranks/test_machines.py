@@ -132,11 +132,26 @@ def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Pat
 
 
 MEET = """
-import os, sys, torch, torch.distributed as dist
+import atexit, os, sys, time
+import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.ones(1)
 dist.all_reduce(total)
 sys.stdout.write(f"sum {int(total)} {os.environ['MASTER_ADDR']}\\n")
+if "fail" in sys.argv:
+    if dist.get_rank() == 1:
+        # What C++ may print while a process ends that raised.
+        atexit.register(sys.stderr.write, "terminate called without an active exception\\n")
+        dist.destroy_process_group()  # gloo, still open when Python ends, may turn the exit code into SIGABRT
+        raise ValueError("boom on machine 1")
+    if "together" in sys.argv:
+        dist.all_reduce(total)
+    time.sleep(3600)
+if "once" in sys.argv:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+        dist.destroy_process_group()
+        raise ValueError("only once")
+    dist.all_reduce(total)
 dist.destroy_process_group()
 """
 
@@ -151,6 +166,8 @@ class Machines:
     number: int = 2
     timeout: int = 60
     before: tuple[str, ...] = ()  # words that the command line begins with
+    options: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # for the script
     port: int = field(default_factory=get_free_port)
 
     def start(self, rank: int) -> "subprocess.Popen[str]":
@@ -158,7 +175,8 @@ class Machines:
         (self.folder / "meet.py").write_text(MEET)
         line = [*self.before, sys.executable, "-m", "accel_launch", "launch", "--cpu", "--nproc-per-node", "1"]
         line += ["--num-machines", str(self.number), "--machine-rank", str(rank), "--main-process-ip", self.address]
-        line += ["--main-process-port", str(self.port), "--rdzv-conf", f"timeout={self.timeout}", "meet.py"]
+        line += ["--main-process-port", str(self.port), "--rdzv-conf", f"timeout={self.timeout}"]
+        line += [*self.options, "meet.py", *self.words]
         started_by = subprocess.Popen if self.before else ProgramAndRanks
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process: subprocess.Popen[str] = started_by(line, cwd=self.folder, env=self.variables, text=True, **pipes)
@@ -167,7 +185,7 @@ class Machines:
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     """Wait for a launcher, and return its status and what it wrote."""
-    output, errors = limits.communicate(process)
+    output, errors = limits.communicate(process, quiet=9)
     return process.returncode, output, errors
 
 
@@ -214,6 +232,41 @@ def test_two_runs_share_a_machine(tmp_path: Path, variables: dict[str, str], pri
     started = [run.start(rank) for rank in (0, 1) for run in runs]
     for status, output, errors in list(map(ended, started)):
         assert (status, printed(output)) == (0, ["sum 2 127.0.0.1"]), errors
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_two_machines_start_again(tmp_path: Path, variables: dict[str, str], printed, backend: str) -> None:
+    """Ranks on two machines that are started again find one another, and not the addresses of those that ended."""
+    options = ("--max-restarts", "1", "--rdzv-backend", backend)
+    run = Machines(tmp_path, variables, options=options, words=("once",))
+    for status, output, errors in map(ended, [run.start(0), run.start(1)]):
+        assert (status, printed(output)) == (0, ["sum 2 127.0.0.1"] * 2), errors
+
+
+def test_failure_on_one_machine_ends_the_other(tmp_path: Path, variables: dict[str, str], printed) -> None:
+    """Ranks of two machines reduce together; one's failure ends the other within seconds, which says where and why."""
+    deadline = limits.Deadline()
+    run = Machines(tmp_path, variables, options=("--log-dir", "logs"), words=("fail",))
+    (_, _, first), (_, _, second) = found = list(map(ended, [run.start(0), run.start(1)]))
+    assert not deadline.is_over
+    for status, output, errors in found:
+        assert status != 0
+        assert printed(output) == ["sum 2 127.0.0.1"], errors
+    assert "ValueError: boom on machine 1" in second.splitlines()[-1], second
+    error = r".*ValueError: boom on machine 1; its log there is \S+/logs/rank1.stderr.log"
+    assert re.search(rf"stopped by another machine: rank 1 failed on machine 1 \(.+\): {error}", first), first
+    assert "failed first" not in first
+
+
+def test_machines_agree_on_what_failed_first(tmp_path: Path, variables: dict[str, str]) -> None:
+    """A rank that fails because the other machine's left is not reported as the cause, though both fail at once."""
+    run = Machines(tmp_path, variables, words=("fail", "together"))
+    told = [errors for *_, errors in map(ended, [run.start(0), run.start(1)])]
+    causes = [re.search(r"stopped by another machine: rank (\d) failed on machine \1", each) for each in told]
+    (named,) = [cause[1] for cause in causes if cause is not None]
+    assert causes[int(named)] is None
+    assert f"Rank {named} failed first" in told[int(named)]
+    assert "failed first" not in told[1 - int(named)]
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")

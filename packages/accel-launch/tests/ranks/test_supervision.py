@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel_core.host.ports import get_free_port
 from accel_launch.supervision.orphans import find_orphans
 from accel_testing import limits, requires
-from accel_testing.programs import Program, ProgramAndRanks
+from accel_testing.programs import Program
 
 SLEEPER = """
 import os, signal, sys, time
@@ -306,10 +305,7 @@ RESUMES = Path(__file__).with_name("resuming.py")
 
 @pytest.mark.parametrize("kind", ["copies", pytest.param("pipeline", marks=requires("accel_parallel", "torch:2.13"))])
 def test_killed_rank_costs_nothing(accel, tmp_path: Path, kind: str) -> None:
-    """A rank is killed in mid-training; started again, the script ends with the weights of a run without that.
-
-    In a pipeline each rank holds half of the layers, and is killed in the middle of an epoch that both read.
-    """
+    """A rank is killed in mid-training; started again, the script ends with the weights of a run without that."""
     words = ("launch", "--cpu", "--num-processes", "2", "--max-restarts", "1", str(RESUMES), str(tmp_path), "17")
     # Ranks read the card's variable where accel is imported.
     done = accel(*words, *([kind] if kind == "pipeline" else []), forked=kind == "pipeline")
@@ -344,88 +340,6 @@ def test_eight_launches_at_once_all_succeed(tmp_path: Path, variables: dict[str,
         assert process.returncode == 0, errors
         ports.update(out.split())
     assert len(ports) == 8
-
-
-TWO_MACHINES = ["--cpu", "--num-processes", "2", "--num-machines", "2", "--main-process-ip", "127.0.0.1"]
-MEET = """
-import atexit, os, sys, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.ones(1)
-dist.all_reduce(total)
-sys.stdout.write(f"sum {int(total)}\\n")
-if "fail" in sys.argv:
-    if dist.get_rank() == 1:
-        # What C++ may print while a process ends that raised.
-        atexit.register(sys.stderr.write, "terminate called without an active exception\\n")
-        dist.destroy_process_group()  # gloo, still open when Python ends, may turn the exit code into SIGABRT
-        raise ValueError("boom on machine 1")
-    if "together" in sys.argv:
-        dist.all_reduce(total)
-    time.sleep(3600)
-if "once" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
-    dist.destroy_process_group()
-    raise ValueError("only once")
-dist.all_reduce(total)
-dist.destroy_process_group()
-"""
-
-
-def two_machines(
-    tmp_path: Path, variables: dict[str, str], *words: str, options: tuple[str, ...] = ()
-) -> list["subprocess.CompletedProcess[str]"]:
-    """Start two launchers that play two machines, and wait for both."""
-    port = str(get_free_port())
-    (tmp_path / "meet.py").write_text(MEET)
-    running = []
-    for rank in ("0", "1"):
-        line = [sys.executable, "-m", "accel_launch", "launch", *TWO_MACHINES, "--main-process-port", port]
-        line += ["--machine-rank", rank, *options, "meet.py", *words]
-        running.append(
-            ProgramAndRanks(
-                line, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-        )
-    done = []
-    for process in running:
-        out, errors = limits.communicate(process, quiet=9)
-        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, errors))
-    return done
-
-
-@pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_two_machines_start_again(tmp_path: Path, variables: dict[str, str], printed, backend: str) -> None:
-    """Ranks on two machines that are started again find one another, and not the addresses of those that ended."""
-    options = ("--max-restarts", "1", "--rdzv-backend", backend)
-    done = two_machines(tmp_path, variables, "once", options=options)
-    assert [machine.returncode for machine in done] == [0, 0], [machine.stderr for machine in done]
-    assert [printed(machine.stdout) for machine in done] == [["sum 2", "sum 2"]] * 2
-
-
-def test_failure_on_one_machine_ends_the_other(tmp_path: Path, variables: dict[str, str], printed) -> None:
-    """Ranks of two machines reduce together; one's failure ends the other within seconds, which says where and why."""
-    deadline = limits.Deadline()
-    first, second = two_machines(tmp_path, variables, "fail", options=("--log-dir", "logs"))
-    assert [printed(machine.stdout) for machine in (first, second)] == [["sum 2"]] * 2
-    assert not deadline.is_over
-    assert first.returncode != 0
-    assert second.returncode != 0
-    assert "ValueError: boom on machine 1" in second.stderr.splitlines()[-1], second.stderr
-    error = r".*ValueError: boom on machine 1; its log there is \S+/logs/rank1.stderr.log"
-    assert re.search(rf"stopped by another machine: rank 1 failed on machine 1 \(.+\): {error}", first.stderr), (
-        first.stderr
-    )
-    assert "failed first" not in first.stderr
-
-
-def test_machines_agree_on_what_failed_first(tmp_path: Path, variables: dict[str, str]) -> None:
-    """A rank that fails because the other machine's left is not reported as the cause, though both fail at once."""
-    done = two_machines(tmp_path, variables, "fail", "together")
-    causes = [re.search(r"stopped by another machine: rank (\d) failed on machine \1", each.stderr) for each in done]
-    (named,) = [cause[1] for cause in causes if cause is not None]
-    assert causes[int(named)] is None
-    assert f"Rank {named} failed first" in done[int(named)].stderr
-    assert "failed first" not in done[1 - int(named)].stderr
 
 
 @pytest.mark.parametrize(

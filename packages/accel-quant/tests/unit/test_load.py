@@ -193,10 +193,7 @@ def test_a_loaded_model_is_packed_to_the_same(trained, weights, name, caplog):
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("when", ["before", "after", "on disk"])
 def test_saving_and_loading_is_exact(weights, tmp_path, name, when):
-    """`Accelerator.save_model` writes a packed model, used or not, from which loading gives the same bits.
-
-    Packed parts that wait on disk are saved with their scales.
-    """
+    """`Accelerator.save_model` writes a packed model, used or not, from which loading gives the same bits."""
     places = {"device_map": MAPS["disk"], "offload_folder": tmp_path / "off"} if when == "on disk" else {}
     model = load_and_quantize_model(_empty(), _config(name), weights_location=weights, **places)
     if when != "before":
@@ -407,24 +404,22 @@ def test_bad_input_changes_nothing(trained, weights, tmp_path, monkeypatch, chan
 
 
 @pytest.mark.usefixtures("fresh_state")
-def test_weights_packed_in_another_way(weights, tmp_path):
-    """A checkpoint of 4 bits does not load as 8, nor plain 4 bits as double, and the model stays as it was."""
-    model = load_and_quantize_model(_empty(), _config("nf4"), weights_location=weights)
+@pytest.mark.parametrize(
+    ("saved", "others", "told"),
+    [
+        ("nf4", ("8bit", "fp4", "nf4-double-bf16"), ""),
+        ("nf4-double-bf16", ("nf4",), ": its scales are packed too"),  # which would be read as wider numbers
+    ],
+)
+def test_weights_packed_in_another_way(weights, tmp_path, saved, others, told):
+    """A checkpoint of 4 bits does not load as 8, nor packed scales as plain ones or back; the model stays as it was."""
+    model = load_and_quantize_model(_empty(), _config(saved), weights_location=weights)
     Accelerator(cpu=True).save_model(model, tmp_path / "saved")
-    for other in ("8bit", "fp4", "nf4-double-bf16"):
+    for other in others:
         empty = _empty()
-        with pytest.raises(CheckpointMismatchError, match="packed in another way"):
+        with pytest.raises(CheckpointMismatchError, match=f"packed in another way{told}"):
             load_and_quantize_model(empty, _config(other), weights_location=tmp_path / "saved")
         assert type(empty.blocks[0].up) is nn.Linear
-
-
-@pytest.mark.usefixtures("fresh_state")
-def test_packed_scales_do_not_load_as_plain_ones(weights, tmp_path):
-    """A checkpoint whose scales are packed does not load where they are plain: they would be read as wider numbers."""
-    model = load_and_quantize_model(_empty(), _config("nf4-double-bf16"), weights_location=weights)
-    Accelerator(cpu=True).save_model(model, tmp_path / "saved")
-    with pytest.raises(CheckpointMismatchError, match="packed in another way: its scales are packed too"):
-        load_and_quantize_model(_empty(), _config("nf4"), weights_location=tmp_path / "saved")
 
 
 def _state(words):

@@ -4,7 +4,7 @@ import copy
 import socket
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -323,6 +323,23 @@ def test_a_state_is_taken_behind_what_writes_it(monkeypatch: pytest.MonkeyPatch)
     assert seen == ["waited", "taken", "waited"]
 
 
+@pytest.fixture
+def transports() -> Iterator[Callable[..., Any]]:
+    """Return what makes a transport with a timeout in seconds, for this machine or the ones named; all are left."""
+    from accel_torchft.transport import Transport
+
+    made = []
+
+    def make(seconds: float, *machines: str) -> Any:
+        made.append(Transport(timedelta(seconds=seconds), machines or ["127.0.0.1"]))
+        return made[-1]
+
+    yield make
+    for transport in made:
+        transport.shutdown()
+        transport._server.server_close()
+
+
 @pytest.mark.parametrize(
     ("client", "answered"),
     [
@@ -335,24 +352,16 @@ def test_a_state_is_taken_behind_what_writes_it(monkeypatch: pytest.MonkeyPatch)
         ("2001:db8::3", False),
     ],
 )
-def test_states_are_sent_to_machines_of_the_run_alone(client: str, answered: bool) -> None:
+def test_states_are_sent_to_machines_of_the_run_alone(transports: Any, client: str, answered: bool) -> None:
     """They are pickles, which nobody else may ask for; torchft's server listens on every address."""
-    from accel_torchft.transport import Transport
-
-    transport = Transport(timedelta(seconds=5), ["2001:db8::1", "2001:db8::2", "192.0.2.2"])
-    try:
-        assert transport.address().startswith("http://[2001:db8::1]:")
-        assert transport._server.verify_request(None, (client, 1)) is answered
-    finally:
-        transport.shutdown()
-        transport._server.server_close()
+    transport = transports(5, "2001:db8::1", "2001:db8::2", "192.0.2.2")
+    assert transport.address().startswith("http://[2001:db8::1]:")
+    assert transport._server.verify_request(None, (client, 1)) is answered
 
 
-def test_a_transport_that_is_left_keeps_neither_thread_nor_state() -> None:
+def test_a_transport_that_is_left_keeps_neither_thread_nor_state(transports: Any) -> None:
     """A replica makes a new one whenever it comes back; on a GPU each has a copy of the state."""
-    from accel_torchft.transport import Transport
-
-    transport, state = Transport(timedelta(seconds=5), ["127.0.0.1"]), {"weight": torch.ones(2)}
+    transport, state = transports(5), {"weight": torch.ones(2)}
     held = weakref.ref(state["weight"])
     transport.send_checkpoint([1], 3, state, timedelta(seconds=1))
     transport.shutdown(wait=False)
@@ -361,24 +370,17 @@ def test_a_transport_that_is_left_keeps_neither_thread_nor_state() -> None:
     assert limits.wait_until(lambda: not transport._thread.is_alive())
 
 
-def test_a_state_is_sent_with_any_timeout() -> None:
+def test_a_state_is_sent_with_any_timeout(transports: Any) -> None:
     """A socket keeps nanoseconds and returns 1.068 s as another float; torchft answered such a request with 500."""
-    from accel_torchft.transport import Transport
-
-    transport = Transport(timedelta(seconds=1.068), ["127.0.0.1"])
-    try:
-        transport.send_checkpoint([1], 3, {"weight": torch.ones(2)}, timedelta(seconds=1))
-        address = transport.address()
-        assert transport.recv_checkpoint(0, address, 3, timedelta(seconds=limits.limit()))["weight"].tolist() == [1, 1]
-    finally:
-        transport.shutdown()
+    transport = transports(1.068)
+    transport.send_checkpoint([1], 3, {"weight": torch.ones(2)}, timedelta(seconds=1))
+    found = transport.recv_checkpoint(0, transport.address(), 3, timedelta(seconds=limits.limit()))
+    assert found["weight"].tolist() == [1, 1]
 
 
-def test_a_slow_reader_of_a_state_is_cut_off() -> None:
+def test_a_slow_reader_of_a_state_is_cut_off(transports: Any) -> None:
     """It would hold up the next step for as long as it reads; torchft gives up after the timeout, by an error."""
-    from accel_torchft.transport import Transport
-
-    transport = Transport(timedelta(seconds=0.2), ["127.0.0.1"])
+    transport = transports(0.2)
     state = {str(number): torch.full((1 << 14,), float(number)) for number in range(1 << 10)}  # 64 MiB
     read = 0
 
@@ -391,21 +393,17 @@ def test_a_slow_reader_of_a_state_is_cut_off() -> None:
 
     begun, over = threading.Event(), threading.Event()
     port = transport._server.socket.getsockname()[1]
-    try:
-        transport.send_checkpoint([1], 3, state, timedelta(seconds=1))
-        with socket.create_connection(("127.0.0.1", port)) as reader:
-            reader.sendall(b"GET /checkpoint/3/full HTTP/1.0\r\n\r\n")
-            thread = threading.Thread(target=trickle)
-            thread.start()
-            assert begun.wait(limits.limit())
-            transport.disallow_checkpoint()
-            over.set()
-            thread.join(limits.limit())
-        assert read < 64 << 20
-        transport.send_checkpoint([1], 4, {"next": torch.ones(2)}, timedelta(seconds=1))
-        address, limit = f"http://127.0.0.1:{port}/checkpoint/", timedelta(seconds=limits.limit())
-        found = transport.recv_checkpoint(0, address, 4, limit)
-        assert found["next"].tolist() == [1, 1]
-    finally:
-        transport.shutdown()
-        transport._server.server_close()
+    transport.send_checkpoint([1], 3, state, timedelta(seconds=1))
+    with socket.create_connection(("127.0.0.1", port)) as reader:
+        reader.sendall(b"GET /checkpoint/3/full HTTP/1.0\r\n\r\n")
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        assert begun.wait(limits.limit())
+        transport.disallow_checkpoint()
+        over.set()
+        thread.join(limits.limit())
+    assert read < 64 << 20
+    transport.send_checkpoint([1], 4, {"next": torch.ones(2)}, timedelta(seconds=1))
+    address, limit = f"http://127.0.0.1:{port}/checkpoint/", timedelta(seconds=limits.limit())
+    found = transport.recv_checkpoint(0, address, 4, limit)
+    assert found["next"].tolist() == [1, 1]

@@ -150,12 +150,8 @@ def test_a_command_of_a_package_that_is_not_installed(
     ("words", "message"),
     [
         (["nothere.py"], "The script does not exist"),
-        (["--num-processes", "-1", "train.py"], "got '-1' from --num-processes. Give it a whole number from 1"),
         (["--num-processes", "0", "train.py"], "got '0' from --num-processes"),
-        (["--gpu-ids", "abc", "train.py"], "gpu_ids is not valid; got 'abc' from --gpu-ids"),
         (["--gpu-ids", "0,0", "train.py"], "each once"),
-        (["--main-process-port", "70000", "train.py"], "a port from 0 to 65535"),
-        (["--num-machines", "0", "train.py"], "got '0' from --num-machines"),
         (["--num-processes", "3", "--num-machines", "2", "train.py"], "spread evenly"),
         (["--nproc-per-node", "2", "--num-processes", "3", "train.py"], "contradict"),
         (["--machine-rank", "1", "train.py"], "got 1 from --machine-rank for 1 machine. Give it 0."),

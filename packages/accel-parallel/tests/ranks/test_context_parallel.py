@@ -28,6 +28,7 @@ from accel_parallel.context.order import Share, in_order
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
+from accel_testing.world import run
 
 BATCH, HEADS, LENGTH, SIZE = 2, 4, 32, 8
 KINDS = ("causal", "sliding", "packed", "padded")
@@ -609,16 +610,11 @@ def test_a_run_goes_on_with_another_mesh(tmp_path: Path) -> None:
     stages = ("shared", "whole", "sharded", "last")
     for stage, name in enumerate(stages):
         before = None if stage == 0 else tmp_path / stages[stage - 1]
-        (_goes_on if name == "whole" else _on_two)(before, tmp_path / name, 2 * stage, name)
+        assert not run(_goes_on, 1 if name == "whole" else 2, (before, tmp_path / name, 2 * stage, name))
     reset_all()
     again = Accelerator(cpu=True).prepare(Model())
     load_model(again, tmp_path / "last" / "exported")
     torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()), rtol=1e-5, atol=1e-6)
-
-
-@world(2)
-def _on_two(before: Path | None, after: Path, first: int, name: str) -> None:
-    _goes_on(before, after, first, name)
 
 
 def _goes_on(before: Path | None, after: Path, first: int, name: str) -> None:

@@ -155,9 +155,11 @@ def test_operations_of_one_gloo_group_do_not_overlap() -> None:
 
 @requires("torch:2.10")
 @world(4)
-def test_copies_of_a_sharded_head_learn_the_same() -> None:
-    """Ranks that hold copies of a shard average its gradient too."""
+def test_copies_and_parts_of_a_sharded_head_learn_the_same() -> None:
+    """Ranks that hold copies of a shard average its gradient too, and what tensor parallel leaves is sharded."""
     check("sliced copies", bias=True, tied=False, softcap=None, words=MANY)
+    for bias, tied, softcap in CASES:
+        check("fsdp2tp", bias=bias, tied=tied, softcap=softcap)
 
 
 def gradients(run: Accelerator, model: Any) -> dict[str, Tensor | None]:
@@ -274,14 +276,6 @@ def test_losses_of_half_precision_are_added_up_in_single() -> None:
         got = run.linear_cross_entropy(hidden, head, labels, chunk=64)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, whole, rtol=0, atol=1e-5)
-
-
-@requires("torch:2.10")
-@world(4)
-def test_shards_of_a_head_that_ranks_share_give_the_same() -> None:
-    """The same where what tensor parallel leaves each rank is sharded."""
-    for bias, tied, softcap in CASES:
-        check("fsdp2tp", bias=bias, tied=tied, softcap=softcap)
 
 
 @world(2)

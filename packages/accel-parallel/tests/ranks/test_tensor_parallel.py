@@ -34,6 +34,7 @@ from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
 from accel_testing.conformance.strategy import Case, Refusal, StrategyConformance
+from accel_testing.world import run
 
 
 def plugin(**given: Any) -> FullyShardedDataParallelPlugin:
@@ -233,22 +234,18 @@ def test_split_models_are_compiled_and_compute_in_bf16() -> None:
         assert all(parameter.dtype is torch.float32 for parameter in net.parameters())
 
 
-@world(2)
-def test_ranks_that_split_a_model_skip_a_step_together() -> None:
-    """In fp16 a split model learns as in 32 bits; an overflow that one rank holds makes both skip, and both go on."""
-    skips_together(parallelism_config=axes("auto"))
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=requires("torch:2.8"))])
+def test_ranks_that_split_a_model_skip_a_step_together(ranks: int) -> None:
+    """In fp16 a split model, sharded or not, learns as in 32 bits; an overflow on one rank makes all skip a step."""
+    assert not run(skips_together, ranks)
 
 
-@requires("torch:2.8")
-@world(4)
-def test_ranks_that_shard_a_split_model_skip_a_step_together() -> None:
-    """The same for shards of a split model, of which one rank of four holds an overflow."""
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
-    skips_together(parallelism_config=axes("auto", dp_shard_size=2), fsdp_plugin=plugin)
-
-
-def skips_together(**given: Any) -> None:
+def skips_together() -> None:
     """Take four steps in fp16, the first with a scale that is too large, the third with an overflow on one rank."""
+    copies = ensure(cpu=True).size // 2
+    given: dict[str, Any] = {"parallelism_config": axes("auto", dp_shard_size=copies)}
+    if copies > 1:
+        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
     torch.manual_seed(3)
     expected = float(loss_of(Norms()).detach())
     first = GradScalerKwargs(init_scale=2.0**60)
@@ -379,7 +376,7 @@ def test_a_run_with_dropout_goes_on_split(tmp_path: Path) -> None:
     accelerator.save_state(tmp_path / "whole")
     _one_more(accelerator, net, optimizer)
     torch.save(net.state_dict(), tmp_path / "expected")
-    _on_two_with_dropout(tmp_path)
+    assert not run(_with_dropout, 2, (tmp_path,))
 
 
 def _dropping(**given: Any) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer]:
@@ -395,8 +392,7 @@ def _one_more(accelerator: Accelerator, net: nn.Module, optimizer: torch.optim.O
     optimizer.step()
 
 
-@world(2)
-def _on_two_with_dropout(folder: Path) -> None:
+def _with_dropout(folder: Path) -> None:
     accelerator, net, optimizer = _dropping(parallelism_config=axes({"0": "colwise", "2": "rowwise"}))
     accelerator.load_state(folder / "whole")
     _one_more(accelerator, net, optimizer)
@@ -408,31 +404,17 @@ def _on_two_with_dropout(folder: Path) -> None:
 def test_a_run_goes_on_with_another_mesh(tmp_path: Path) -> None:
     """Split, whole, sharded, split and sharded, split again: weights are those of a run that was never stopped."""
     expected, _ = plainly(10)
-    _two_steps(2, tmp_path, "none", "split", "tp")
+    assert not run(_goes_on, 2, (tmp_path, "none", "split", "tp"))
     assert {"pytorch_model_fsdp_0", "optimizer_0"} <= {path.name for path in (tmp_path / "split").iterdir()}
     _goes_on(tmp_path, "split", "whole", "")
-    _two_steps(2, tmp_path, "whole", "sharded", "fsdp")
-    _two_steps(4, tmp_path, "sharded", "both", "fsdp and tp")
-    _two_steps(2, tmp_path, "both", "last", "tp")
+    assert not run(_goes_on, 2, (tmp_path, "whole", "sharded", "fsdp"))
+    assert not run(_goes_on, 4, (tmp_path, "sharded", "both", "fsdp and tp"))
+    assert not run(_goes_on, 2, (tmp_path, "both", "last", "tp"))
     reset_all()
     accelerator = Accelerator(cpu=True)
     net = accelerator.prepare(seeded())
     load_model(net, tmp_path / "last" / "exported")
     torch.testing.assert_close(dict(net.state_dict()), expected)
-
-
-def _two_steps(size: int, folder: Path, before: str, after: str, how: str) -> None:
-    (_on_two if size == 2 else _on_four)(folder, before, after, how)
-
-
-@world(2)
-def _on_two(folder: Path, before: str, after: str, how: str) -> None:
-    _goes_on(folder, before, after, how)
-
-
-@world(4)
-def _on_four(folder: Path, before: str, after: str, how: str) -> None:
-    _goes_on(folder, before, after, how)
 
 
 def _goes_on(folder: Path, before: str, after: str, how: str) -> None:

@@ -102,9 +102,16 @@ def test_one_process_gives_back_what_it_got():
         assert reduced["a"] is not nest["a"]
         assert reduced["a"].equal(nest["a"])
         assert reduced["b"].item() == 1
+    assert collectives.reduce(nest, "sum", scale=2.0)["b"].item() == 1, "the scale is for XLA"
     assert objects.gather_object("anything") == "anything"
     assert objects.broadcast_object_list([1]) == [1]
     assert padding.gather_tensor_shape(torch.ones(2, 3)) == [torch.Size([2, 3])]
+    control.agree(None, "save")
+    with pytest.raises(OSError, match="disk full"):
+        control.agree(OSError("disk full"), "save")
+    trigger = Trigger()
+    trigger.set()
+    assert (trigger.check(), trigger.check()) == (True, False), "the flag is seen once"
 
 
 def test_one_process_refuses_what_several_refuse():
@@ -119,29 +126,8 @@ def test_one_process_refuses_what_several_refuse():
         collectives.reduce(torch.ones(1), "min")
 
 
-def test_scale_is_for_xla():
-    """A scale elsewhere has no effect."""
-    assert collectives.reduce(torch.ones(1), "sum", scale=2.0).item() == 1
-
-
 def test_nested_tensors_are_left_alone():
     """Torch's nested tensors cannot be padded and are warned of."""
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     with pytest.warns(padding.CannotPadNestedTensorWarning, match="to_padded_tensor"):
         assert padding.pad_across_processes(nested) is nested
-
-
-def test_agree_with_one_process():
-    """One process raises its own error and otherwise goes on."""
-    control.agree(None, "save")
-    with pytest.raises(OSError, match="disk full"):
-        control.agree(OSError("disk full"), "save")
-
-
-def test_trigger_with_one_process():
-    """The flag is seen once."""
-    trigger = Trigger()
-    assert not trigger.check()
-    trigger.set()
-    assert trigger.check()
-    assert not trigger.check()

@@ -1,8 +1,6 @@
 """Experts that come to a GPU one by one through a cache."""
 
 import contextlib
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +21,6 @@ DEVICE = torch.device("cuda", 0)
 WIDTH, COUNT, CHOICES, LAYERS = 512, 8, 3, 3
 ONE = 4 * WIDTH * WIDTH
 """Bytes of one expert."""
-
-
-@pytest.fixture
-def collected() -> Iterator[None]:
-    """End the threads of models that hold themselves in cycles."""
-    yield
-    gc.collect()
 
 
 class Experts(nn.Module):

@@ -1,10 +1,9 @@
 """Checkpoints that come straight to a GPU: values, dtypes, and the most memory that it takes."""
 
 import copy
-import gc
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,6 @@ DEVICE = torch.device("cuda", 0)
 WIDTH, LAYERS = 1024, 6
 LAYER = 4 * WIDTH * (WIDTH + 1)
 """Bytes of one layer in float32."""
-
-
-@pytest.fixture
-def collected() -> Iterator[None]:
-    """End the threads of models that hold themselves in cycles."""
-    yield
-    gc.collect()
 
 
 def stack(dtype: torch.dtype = torch.float32) -> nn.Sequential:

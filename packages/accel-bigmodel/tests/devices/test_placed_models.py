@@ -1,8 +1,6 @@
 """Models spread over a GPU, the CPU and the disk compute what they do on the GPU alone."""
 
 import copy
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +31,6 @@ pytestmark = [
 ]
 
 DEVICE = torch.device("cuda", 0)
-
-
-@pytest.fixture
-def collected() -> Iterator[None]:
-    """End the threads of models that hold themselves in cycles."""
-    yield
-    gc.collect()
 
 
 def llama(tied: bool) -> Any:

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,15 +31,6 @@ DEVICE = torch.device("cuda", 0)
 WIDTH, LAYERS = 2048, 10
 LAYER = 4 * WIDTH * (WIDTH + 1)
 """Bytes of one layer."""
-
-
-@pytest.fixture
-def collected() -> Iterator[None]:
-    """End the threads of models that hold themselves in cycles."""
-    yield
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
 
 
 def stack(width: int = WIDTH) -> nn.Sequential:

@@ -17,7 +17,7 @@ from accel_bigmodel.gguf.packed import GGUF
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.attach import HookSettings, Prefetch, attach_prefetch
 from accel_bigmodel.hooks.hook import add_hook_to_module
-from accel_bigmodel.hooks.slot import packed_key
+from accel_bigmodel.hooks.residency import packed_key
 from accel_bigmodel.hooks.whole import CpuOffload, UserCpuOffloadHook
 from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_bigmodel.offload.prefetch import pin_in_place

@@ -19,8 +19,7 @@ from accel_bigmodel.experts.source import Brought, ExpertSource, Part
 from accel_bigmodel.gguf.packed import GgufWeight
 from accel_bigmodel.hooks.align import AlignDevicesHook
 from accel_bigmodel.hooks.hook import add_hook_to_module
-from accel_bigmodel.hooks.residency import Residency, residency_of
-from accel_bigmodel.hooks.slot import Slot
+from accel_bigmodel.hooks.residency import Residency, Slot, residency_of
 from accel_bigmodel.offload.store import PrefixedDataset
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
@@ -213,11 +212,10 @@ class _ChosenExperts(ExpertSource):
 
     def parts(self) -> Sequence[Part]:
         """Return the stacks that the experts are rows of."""
-        weights = self._residency.weights()
-        store, prefix = (weights.dataset, weights.prefix) if isinstance(weights, PrefixedDataset) else (weights, "")
+        self._residency.refresh()
+        store, prefix = self._residency.source()
         found = []
         for slot in self.slots:
-            slot.refresh()
             if prefix + slot.name not in store:
                 raise OffloadError(
                     f"An offloaded weight is not in its weights map; got no {prefix + slot.name!r} for {slot.name!r} "

@@ -167,9 +167,7 @@ class AlignDevicesHook(ModelHook):
         residency = residency_of(module, self)
         if residency is None:
             residency = Residency(module, self)
-        kept = residency.offload()
-        if kept is not None:
-            self.weights_map = kept
+        residency.offload()
         if device is not None:
             staying = (
                 get_non_persistent_buffers(module, recurse=self.place_submodules, fqns=True)

@@ -319,7 +319,7 @@ def attach_prefetch(
             continue
         schedule = Schedule(transport, budget, has_room, blocks)
         for residency, block in members:
-            residency.binding = PrefetchBinding(schedule, block, residency.weights(), device)
+            residency.binding = PrefetchBinding(schedule, block, residency.hook.weights_map, device)
         schedules.append(schedule)
     root = model.__dict__.get("_hf_hook")
     for member in root.hooks if isinstance(root, SequentialHook) else (root,):

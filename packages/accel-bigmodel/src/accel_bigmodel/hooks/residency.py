@@ -1,38 +1,65 @@
-"""Whether the offloaded weights of one (hook, module) pair are in memory, and how they come and go.
+"""Where the offloaded weights of one (hook, module) pair are, and every move from one place to another.
 
-| state | while | moves |
-|---|---|---|
-| away | no forward runs and nobody holds the weights | `enter`, `hold`: in memory; `restore`: no longer offloaded |
-| in memory | `resident` | the last `leave`, or `release` after it: away |
+The state of the pair is who uses the weights: `users` lists the threads that run a forward, and the holder.
 
-Where each weight is then stands in `accel_bigmodel.hooks.slot`. With a binding, a schedule sends for the weights of the
-next blocks; without one they are loaded when they are needed.
+| state | event | then | what is done |
+|---|---|---|---|
+| away (no users) | `enter` | running | load, to be read |
+| away | `hold` | held | load, to be written |
+| running, held | `enter` | the same | this thread's stream waits for the stream that loaded |
+| running | `leave` of the last user | away | unload |
+| running | `hold` by another thread | held | load, to be written |
+| held, no forward | `hold` | held | unload and compare, load, to be written |
+| held, no forward | `release` | away | unload and compare |
+| held, a forward runs | `release` | running | |
+| any | a load fails | as before | unload, where nobody uses the weights |
+| away | `restore` | none | the module's own tensors are back |
+
+The state of one weight is what stands in its place in the module. A load and an unload move each weight:
+
+| state | in its place | load | unload |
+|---|---|---|---|
+| away | its placeholder, which refuses writes | shared where the map has such memory, else copied | |
+| shared | a tensor over the map's memory, kept for the next load | loaded again | away |
+| copied | a tensor of its own: on a device, of another dtype | loaded again | away; what was written enters the map |
+| tied by hand | another weight's placeholder | as that weight from now on | |
+| foreign | a tensor that somebody assigned | left alone | left alone |
+
+What is shared with a file's map is taken into the map as well when it was written to; where writes may come that torch
+does not count (to be written, and buffers), it is copied. Copies of a tied weight are noted by device, and all modules
+that share the weight compute with them.
 """
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from threading import get_ident
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import nn
 
-from accel_bigmodel.hooks.slot import Slot, Store, drop_tied, keep_written, load_tied, packed_key, share_memory
-from accel_bigmodel.offload.placeholders import OffloadedTensor, forget, is_placeholder
+from accel_bigmodel._torch import DisableTorchFunctionSubclass
+from accel_bigmodel.memory import used_here
+from accel_bigmodel.meta import as_parameter
+from accel_bigmodel.offload.placeholders import (
+    OffloadedTensor,
+    forbid_gradient,
+    forget,
+    is_placeholder,
+    placeholder_for,
+)
 from accel_bigmodel.offload.prefetch import TransferSpec, Weights
 from accel_bigmodel.offload.schedule import Block, Schedule
-from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset
-from accel_bigmodel.placement import TiedTensors, normal_tensors
+from accel_bigmodel.offload.store import OffloadedWeightsLoader, PrefixedDataset, differ
+from accel_bigmodel.placement import TiedTensors, in_normal_mode, normal_tensors
 from accel_core._records import record
 from accel_core.errors import OffloadError
 from accel_core.modules import packed
 
-__all__ = [
-    "OffloadingHook", "OwnWeights", "PrefetchBinding", "Residency", "forget_loaded", "packed_key", "residencies_of",
-    "residency_of",
-]  # fmt: skip
-
 _KEY = "_accel_residencies"
+_HOLDER = 0  # no thread has this number
+
+Store = dict[str, torch.Tensor | None]
 
 
 class OwnWeights(dict[str, torch.Tensor]):
@@ -73,7 +100,24 @@ def forget_loaded(model: nn.Module) -> None:
     for module in model.modules():
         for residency in residencies_of(module):
             for slot in residency.slots:
-                slot.source = None
+                slot.shared = None
+
+
+def packed_key(name: str, suffix: str) -> str:
+    """Name a stored part of a packed parameter: `""` is the weights themselves, other parts lie beside them."""
+    if not suffix:
+        return name
+    path, _, _ = name.rpartition(".")
+    return f"{path}.{suffix}" if path else suffix
+
+
+class Loaded(NamedTuple):
+    """A weight as it stands in its place while it is in memory."""
+
+    tensor: torch.Tensor
+    value: torch.Tensor  # what the map held
+    device: torch.device | None
+    version: int | None  # torch's count of writes; None where what is written is in the map by itself
 
 
 @record
@@ -82,9 +126,146 @@ class PrefetchBinding:
 
     schedule: Schedule[Weights]
     block: Block[Weights]
-    weights_map: Mapping[str, torch.Tensor]  # the hook's when this was set up; with another one the schedule is left
+    weights_map: Mapping[str, torch.Tensor] | None  # the hook's when this was set up; with another one it is left
     device: torch.device
-    acquired: bool = False
+
+
+class Slot:
+    """One offloaded tensor: where it sits in its module, its placeholder, and the original if it still exists.
+
+    Attributes:
+        placed: What was put in its place, while the weight is in memory.
+        shared: What was placed last, if it shares the map's memory: it costs nothing, and may be placed again.
+        tied_to: The name, in the whole model's weights, of the weight that somebody tied it to by assignment.
+    """
+
+    def __init__(self, name: str, store: Store, key: str, prefix: str, block: str) -> None:
+        tensor = store[key]
+        assert tensor is not None
+        self.name = name
+        self.store = store
+        self.key = key
+        self.is_parameter = isinstance(tensor, nn.Parameter)
+        self.cls = nn.Parameter if is_placeholder(tensor) else type(tensor)
+        self.device = tensor.device
+        self.shape = tensor.shape
+        self.original: torch.Tensor | None = None if is_placeholder(tensor) else tensor
+        form = packed.find(tensor)
+        self.placeholder: torch.Tensor = (
+            placeholder_for(tensor, prefix + name, block) if form is None else form.move(tensor, torch.device("meta"))
+        )
+        self.placed: Loaded | None = None
+        self.tied_to: str | None = None
+        self.read_placeholder()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out what a copy makes again by itself."""
+        return {**self.__dict__, "shared": None}
+
+    def read_placeholder(self) -> None:
+        """Take over what the placeholder says of the weight: it may have been frozen or cast while it was away."""
+        with DisableTorchFunctionSubclass():  # through Python, each would take microseconds
+            self.dtype, self.requires_grad = self.placeholder.dtype, self.placeholder.requires_grad
+        self.shared: Loaded | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the place holds the placeholder or what was loaded for it, and not a tensor from elsewhere."""
+        # A parameter that was assigned to the module, or swapped in by `torch.func.functional_call`, is computed with
+        # as it is; the weight comes again once its placeholder is back.
+        present = self.store.get(self.key)
+        return present is self.placeholder or (self.placed is not None and present is self.placed.tensor)
+
+    def parts(self) -> Sequence[str]:
+        """Name the stored parts of the tensor: `""` for a plain one."""
+        form = packed.find(self.placeholder)
+        return ("",) if form is None else form.parts(self.placeholder)
+
+    def loaded(
+        self,
+        store: Mapping[str, torch.Tensor],
+        value: torch.Tensor,
+        data: torch.Tensor | None,
+        device: torch.device | None,
+        writable: bool,
+    ) -> Loaded:
+        """Return the weight to compute with, of its value in a map and of data that a schedule brought, if it did."""
+        if value.shape != self.shape:
+            raise OffloadError(
+                f"An offloaded weight does not have the shape of its parameter; got {tuple(value.shape)} for "
+                f"{self.name!r}, which has {tuple(self.shape)}. Put a weight of that shape into the weights map."
+            )
+        # What a schedule brought is cast where its transfer began before the model was.
+        data = (value if data is None else data).detach().to(device=device, dtype=self.dtype)
+        shares = share_memory(data, value)
+        in_files = isinstance(store, OffloadedWeightsLoader) and bool(store.index)
+        if shares and in_files and (writable or not self.is_parameter):
+            data, shares = data.clone(), False
+        tensor = self.wrapped(data)
+        counts = (in_files or not shares) and not tensor.is_inference()
+        made = Loaded(tensor, value, device, tensor._version if counts else None)
+        # It takes no memory of its own, nor address space, unless that is scarce.
+        self.shared = made if shares and not value.__dict__.get("is_piece") else None
+        return made
+
+    def rebuilt(self, store: Mapping[str, torch.Tensor], name: str, device: torch.device | None) -> torch.Tensor:
+        """Return a packed weight on a device, of its stored parts."""
+        form = packed.find(self.placeholder)
+        assert form is not None
+        stored = {suffix: store[packed_key(name, suffix)] for suffix in form.parts(self.placeholder)}
+        return form.rebuild(self.placeholder, stored, device or stored[""].device)
+
+    def restored(self, store: Mapping[str, torch.Tensor], name: str) -> torch.Tensor | None:
+        """Return the tensor as the module had it, with its present value; one for all modules that share it."""
+        notes = self.placeholder.__dict__
+        shared: torch.Tensor | None = notes.get("_restored")
+        if shared is not None:
+            return shared
+        made = self.original if self.tied_to is None else None
+        if made is None and self.device.type == "meta":
+            return None
+        if made is None:
+            made = self._unloaded(store, name)
+        elif not made.is_meta and packed.find(made) is None:
+            value = store[name]
+            if not share_memory(value, made):  # the map has a newer value
+                made.data = value.detach().to(device=made.device, dtype=self.dtype, copy=True)
+            elif made.dtype != self.dtype:
+                made.data = made.data.to(self.dtype)
+            if made.requires_grad != self.requires_grad:
+                made.requires_grad_(self.requires_grad)
+        notes["_restored"] = made
+        return made
+
+    def _unloaded(self, store: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+        """Make the tensor again on its device."""
+        if packed.find(self.placeholder) is not None:
+            return self.rebuilt(store, name, self.device)
+        with normal_tensors():
+            # In the layout that it had, which files do not keep; dense, where values shared their memory.
+            like = torch.empty_strided(self.shape, self.placeholder.stride(), dtype=self.dtype, device="meta")
+            data = torch.empty_like(like, device=self.device)
+            data.copy_(store[name].detach())
+        return as_parameter(self.cls, data, self.requires_grad) if self.is_parameter else data
+
+    def wrapped(self, data: torch.Tensor) -> torch.Tensor:
+        """Return data as what the module had: a parameter, whose gradient is refused, or a buffer."""
+        if not self.is_parameter:
+            return data
+        requires_grad = self.requires_grad and (data.is_floating_point() or data.is_complex())
+        made = as_parameter(self.cls, data, requires_grad)
+        if requires_grad:
+            forbid_gradient(made, self.name)
+        return made
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors begin at the same address."""
+    return one.device == other.device and one.data_ptr() == other.data_ptr()
+
+
+# The copies of tied weights are noted in one map for all modules of a model, which several threads may run.
+_lock = threading.Lock()
 
 
 class Residency:
@@ -98,22 +279,14 @@ class Residency:
     def __init__(self, module: nn.Module, hook: OffloadingHook) -> None:
         self.module = module
         self.hook = hook
-        self.resident = False
-        self.held = False
         self.own_map: OwnWeights | None = None
-        self.binding: PrefetchBinding | None = None
         self._begin()
         prefix = hook.weights_map.prefix if isinstance(hook.weights_map, PrefixedDataset) else ""
         block = prefix.rstrip(".") or type(module).__name__
         self.slots = [
-            Slot(name, store, key, block)
+            Slot(name, store, key, prefix, block)
             for name, store, key in _places(module, hook.offload_buffers, hook.place_submodules)
         ]
-        for slot in self.slots:
-            if is_placeholder(slot.placeholder):
-                notes = slot.placeholder.__dict__
-                notes["weight_name"] = prefix + slot.name
-                notes["names"] = [*notes.get("names", ()), prefix + slot.name]
         module.__dict__.setdefault(_KEY, []).append(self)
 
     def _begin(self) -> None:
@@ -121,44 +294,44 @@ class Residency:
         # cannot wait for itself.
         self.lock = threading.RLock()
         # A list, not a set: a forward that calls itself is in it more than once.
-        self._threads: list[int] = []
+        self.users: list[int] = []
+        self.binding: PrefetchBinding | None = None
         self._stream: torch.Stream | None = None
+        self._changes = -1
 
     def __getstate__(self) -> dict[str, object]:
         """Leave the schedule and what belongs to threads out of copies and pickles."""
-        state = {**self.__dict__, "binding": None}
-        for name in ("lock", "_threads", "_stream"):
-            del state[name]
-        return state
+        return {name: getattr(self, name) for name in ("module", "hook", "own_map", "slots")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Start without running forwards; a copy loads its weights when it needs them."""
         self.__dict__.update(state)
         self._begin()
 
-    def offload(self) -> OwnWeights | None:
-        """Empty the module: its tensors are in the hook's weights map from now on.
+    def offload(self) -> None:
+        """Empty the module: its tensors are in the hook's weights map from now on, or in one that the hook gets.
 
         Raises:
             OffloadError: When the map lacks a weight; the module is as it was.
         """
-        given = self.hook.weights_map
-        kept = None
-        if given is None or isinstance(given, OwnWeights):
-            kept = self._kept() if self.own_map is None else self.own_map
-        weights: Mapping[str, torch.Tensor] = kept if kept is not None else self.weights()
+        if self.hook.weights_map is None or isinstance(self.hook.weights_map, OwnWeights):
+            if self.own_map is None:
+                self.own_map = self._kept()
+            self.hook.weights_map = self.own_map
+        store, prefix = self.source()
         # All are looked up before the first one is emptied: a map that lacks a weight leaves the module as it was.
-        shared = [self._shares(slot, weights) for slot in self.slots]
-        if kept is not None:
-            self.own_map = kept
-        for slot, shares in zip(self.slots, shared, strict=True):
+        originals = [
+            (slot, slot.original, self._value(slot, store, prefix))
+            for slot in self.slots
+            if slot.original is not None and not slot.original.is_meta
+        ]
+        for slot, original, value in originals:
             # Keeping the original costs nothing while it shares its memory with the map's weight.
-            if slot.original is not None and not slot.original.is_meta and not shares:
+            if packed.find(original) is not None or not share_memory(value, original):
                 slot.original = None
-            slot.store[slot.key] = slot.placeholder
-            slot.placed = None
-        self.resident = False
-        return kept
+        for slot in self.slots:
+            slot.store[slot.key], slot.placed = slot.placeholder, None
+        self.users.clear()
 
     def _kept(self) -> OwnWeights:
         """Keep the module's own tensors on the CPU."""
@@ -167,42 +340,36 @@ class Residency:
             tensor = slot.store[slot.key]
             assert tensor is not None
             form = packed.find(tensor)
-            if form is None:
-                kept[slot.name] = tensor.to("cpu")
-            else:
-                for suffix, part in form.unpack(tensor).items():
-                    kept[packed_key(slot.name, suffix)] = part.to("cpu")
+            stored = {"": tensor} if form is None else form.unpack(tensor)
+            kept.update({packed_key(slot.name, suffix): part.to("cpu") for suffix, part in stored.items()})
         return kept
 
-    def _shares(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> bool:
-        """Return whether the original shares its memory with the map's weight."""
-        if slot.original is None or slot.original.is_meta:
-            return False
-        try:
-            value = weights[slot.name]
-        except KeyError:
-            raise OffloadError(
-                f"A weight has no value in the weights map; got {slot.name!r} of "
-                f"{type(self.module).__name__}. Pass a map that holds every tensor of the module."
-            ) from None
-        return packed.find(slot.original) is None and share_memory(value, slot.original)
+    def source(self) -> tuple[Mapping[str, torch.Tensor], str]:
+        """Return the mapping that holds the weights now, the hook's or the module's own, and their prefix there."""
+        weights = self.hook.weights_map
+        if isinstance(weights, PrefixedDataset):
+            return weights.dataset, weights.prefix
+        if self.own_map is not None and isinstance(weights, OwnWeights):
+            weights = self.own_map  # one hook may serve several modules, and shows the weights of the last
+        assert weights is not None
+        return weights, ""
 
-    def weights(self) -> Mapping[str, torch.Tensor]:
-        """Return the weights map as it is now: the hook's, or the module's own when the hook was given none."""
-        given = self.hook.weights_map
-        if self.own_map is not None and isinstance(given, OwnWeights):
-            return self.own_map  # one hook may serve several modules, and shows the weights of the last
-        assert given is not None
-        return given
+    def _value(self, slot: Slot, store: Mapping[str, torch.Tensor], prefix: str) -> torch.Tensor:
+        value = store.get(slot.tied_to or prefix + slot.name)
+        if value is None:
+            raise OffloadError(
+                f"An offloaded weight is not in its weights map; got no {slot.tied_to or prefix + slot.name!r} for "
+                f"{slot.name!r} of {type(self.module).__name__}. Pass a map that holds every tensor of the module."
+            )
+        return value
 
     def values(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the offloaded weights as they are stored, parts of packed ones each, by name in the module."""
-        weights = self.weights()
+        store, prefix = self.source()
         for slot in self.slots:
             if slot.is_ours or self._tie(slot):
                 for suffix in slot.parts():
-                    key = packed_key(slot.name, suffix)
-                    yield key, slot.stored_in(weights) if not suffix else weights[key]
+                    yield packed_key(slot.name, suffix), store[packed_key(slot.tied_to or prefix + slot.name, suffix)]
 
     def enter(self, *, writable: bool = False) -> None:
         """Begin a forward: the weights are in place until the last forward has left.
@@ -211,136 +378,114 @@ class Residency:
             OffloadError: When a weight cannot be loaded; no forward has begun then.
         """
         with self.lock:
-            self._threads.append(get_ident())
-            try:
-                if self.resident:
-                    self._share_stream()
-                # A forward that writes needs copies of its own, and a schedule has to learn which block runs.
-                elif writable or self.binding is not None or not self._place_again():
-                    self._load(writable)
-            except BaseException:
-                self._threads.pop()
-                raise
+            if not self.users:
+                self._load(writable)
+            elif self._stream is not None:
+                self._share_stream(self._stream)
+            self.users.append(get_ident())
 
     def leave(self) -> None:
         """End a forward that was begun on this thread."""
         with self.lock:
-            self._threads.remove(get_ident())
-            if not self._threads and not self.held:
+            self.users.remove(get_ident())
+            if not self.users:
                 self._unload()
 
     def hold(self) -> None:
         """Put the weights in place until `release`, to be read and written; inside a forward they already are."""
         with self.lock:
-            if get_ident() in self._threads:
+            if get_ident() in self.users:
                 return
-            if self.held and not self._threads:
-                self._unload(compare=True)  # what was written since is kept, and the map is read again
+            if self.users == [_HOLDER]:
+                self.release()  # what was written since is kept, and the map is read again
             self._load(writable=True)
-            self.held = True
+            if _HOLDER not in self.users:
+                self.users.append(_HOLDER)
 
     def release(self) -> None:
         """Take the weights out again, unless a forward runs; what was written to them stays."""
         with self.lock:
-            if get_ident() in self._threads:
-                return
-            held, self.held = self.held, False
-            if not self._threads:
-                self._unload(compare=held)
+            if _HOLDER in self.users and get_ident() not in self.users:
+                self.users.remove(_HOLDER)
+                if not self.users:
+                    self._unload(compare=True)
+
+    def refresh(self) -> None:
+        """Read again what the placeholders say of the weights."""
+        self._changes = OffloadedTensor.changes
+        for slot in self.slots:
+            slot.read_placeholder()
 
     def _load(self, writable: bool) -> None:
-        device = self.hook.device
-        # What is made here outlives the forward (parameters over a file's map are used again), and an inference tensor
-        # could never take part in a backward pass.
+        if self._changes != OffloadedTensor.changes:
+            self.refresh()
+        device, (store, prefix) = self.hook.device, self.source()
+        copied = False
         try:
-            with normal_tensors():
-                self._place(device, writable)
+            content = None if writable or self.binding is None else self._prefetched(self.binding, device)
+            for number, slot in enumerate(self.slots):
+                if slot.store.get(slot.key) is not slot.placeholder and not slot.is_ours and not self._tie(slot):
+                    continue
+                if content is None or not self._is_current(content, number):
+                    value, data = store.get(slot.tied_to or prefix + slot.name), None
+                else:
+                    value, data = content.sources[number], content.tensors[number]
+                loaded = slot.shared
+                if writable or loaded is None or loaded.value is not value or loaded.device is not device:
+                    value = self._value(slot, store, prefix) if value is None else value
+                    loaded = self._loaded(slot, value, data, device, writable)
+                    copied = True
+                slot.store[slot.key], slot.placed = loaded.tensor, loaded
         except BaseException:
-            self._unload()
+            if not self.users:
+                self._unload()
             raise
-        self.resident = True
         # A CPU has no streams, and MPS one; elsewhere a thread may compute on another stream than the weights came by.
-        if device is not None and device.type not in ("cpu", "meta", "mps"):
-            self._stream = torch.accelerator.current_stream(device)
+        has_streams = copied and device is not None and device.type not in ("cpu", "meta", "mps")
+        self._stream = torch.accelerator.current_stream(device) if has_streams else None
 
-    def _place_again(self) -> bool:
-        """Put the weights of the last forward in place, and return whether nothing has changed since."""
-        # The whole cost of a forward whose weights share their memory with the map's: it checks little.
-        hook = self.hook
-        if hook.tied_params_map:
-            return False
-        device = hook.device
-        weights = hook.weights_map if self.own_map is None else self.weights()
-        prefix = ""
-        if type(weights) is PrefixedDataset:  # its look-up would be half of the cost
-            prefix = weights.prefix
-            weights = weights.dataset
-        assert weights is not None
-        try:
-            for slot in self.slots:
-                placeholder = slot.placeholder
-                if (
-                    slot.cached is None
-                    or slot.cached_for is not device
-                    or slot.store.get(slot.key) is not placeholder
-                    or placeholder.__dict__.get("changes", 0) != slot.changes
-                    or weights[prefix + slot.name] is not slot.source
-                ):
-                    return False
-                slot.store[slot.key] = slot.placed = slot.cached
-        except KeyError:
-            return False
-        self.resident = True
-        return True
+    @in_normal_mode  # what is made outlives the forward: an inference tensor could never take part in a backward pass
+    def _loaded(
+        self,
+        slot: Slot,
+        value: torch.Tensor,
+        data: torch.Tensor | None,
+        device: torch.device | None,
+        writable: bool,
+    ) -> Loaded:
+        """Return a weight to compute with; a copy that another module has of a tied one serves this one too."""
+        store, prefix = self.source()
+        if packed.find(slot.placeholder) is not None:
+            return Loaded(slot.rebuilt(store, slot.tied_to or prefix + slot.name, device), value, device, None)
+        tied = self.hook.tied_params_map
+        copies = tied.get(value.data_ptr()) if tied and not value.is_meta else None
+        if copies is None:
+            return slot.loaded(store, value, data, device, writable)
+        key = device or value.device
+        with _lock:
+            copy = copies.get(key)
+            # A view of the weight, such as its transpose, begins at the same address.
+            if copy is None or (copy.shape, copy.dtype, copy.stride()) != (slot.shape, slot.dtype, value.stride()):
+                loaded = slot.loaded(store, value, data, device, writable)
+                copies[key] = loaded.tensor
+                return loaded
+        return Loaded(used_here(copy), value, device, None if copy.is_inference() else copy._version)
 
-    def _share_stream(self) -> None:
+    def _share_stream(self, loaded_on: torch.Stream) -> None:
         """Make this thread's stream wait for weights that another stream loaded, and tell the allocator of both."""
-        if self._stream is None:
+        stream = torch.accelerator.current_stream(loaded_on.device)
+        if stream == loaded_on:
             return
-        stream = torch.accelerator.current_stream(self._stream.device)
-        if stream == self._stream:
-            return
-        stream.wait_stream(self._stream)
+        stream.wait_stream(loaded_on)
         for slot in self.slots:
-            if slot.placed is not None and slot.placed.device == stream.device:
-                slot.placed.record_stream(stream)
-
-    def _place(self, device: torch.device | None, writable: bool) -> None:
-        weights, tied = self.weights(), self.hook.tied_params_map
-        for slot in self.slots:
-            if not slot.is_ours:
-                self._tie(slot)
-        content = None if writable else self._prefetched(weights, device)
-        store = weights.dataset if isinstance(weights, PrefixedDataset) else weights
-        in_files = isinstance(store, OffloadedWeightsLoader) and bool(store.index)
-        for number, slot in enumerate(self.slots):
-            if not slot.is_ours:
-                continue
-            slot.refresh()
-            if content is not None and self._is_current(content, number):
-                value = content.sources[number]
-                made = slot.adopted(content.tensors[number], value)
-            else:
-                value = self._looked_up(slot, weights)
-                made = load_tied(slot, weights, value, device, tied) if tied else slot.loaded(weights, value, device)
-            if in_files and (writable or not slot.is_parameter):
-                made = slot.copied(made, value)
-            slot.place(made, value, device)
+            if slot.placed is not None and slot.placed.tensor.device == stream.device:
+                slot.placed.tensor.record_stream(stream)
 
     def _is_current(self, content: Weights, number: int) -> bool:
         """Return whether what was prefetched was made of a weight that was not replaced since."""
         assert self.binding is not None
         spec: TransferSpec = self.binding.block.source
         return spec.store.stored(spec.names[number]) is content.sources[number]
-
-    def _looked_up(self, slot: Slot, weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        try:
-            return slot.stored_in(weights)
-        except KeyError as failure:
-            raise OffloadError(
-                f"An offloaded weight is not in its weights map; got no {failure} for {slot.name!r} of "
-                f"{type(self.module).__name__}. Pass a map that holds every tensor of the module."
-            ) from failure
 
     def _tie(self, slot: Slot) -> bool:
         """Take over a tie that was made by hand, by assigning another weight's placeholder."""
@@ -356,78 +501,93 @@ class Residency:
                 f"made from {name!r} in the place of {slot.name!r} of {type(self.module).__name__}. Compute it under "
                 "`align_module_device`, or tie and change weights before they are offloaded."
             )
-        slot.take_placeholder(present, name)
-        if self.binding is not None:
-            self._leave_schedule(self.binding)  # it would load the previous weight
+        present.__dict__.pop("computed", None)
+        slot.placeholder, slot.tied_to = present, name
+        slot.read_placeholder()
+        self._leave_schedule()  # it would load the previous weight
         return True
 
-    def _prefetched(self, weights: Mapping[str, torch.Tensor], device: torch.device | None) -> Weights | None:
+    def _prefetched(self, binding: PrefetchBinding, device: torch.device | None) -> Weights | None:
         """Take the weights from the schedule, if it has them."""
-        binding = self.binding
-        if binding is None:
+        if self.hook.weights_map is not binding.weights_map or device != binding.device:
+            self._leave_schedule()  # changed by hand: from now on they are loaded when needed
             return None
-        if weights is not binding.weights_map or device != binding.device:
-            self._leave_schedule(binding)  # changed by hand: from now on they are loaded when needed
-            return None
-        # Acquired before anything is placed: when placing fails, `_unload` releases the block exactly once.
-        content = binding.schedule.acquire(binding.block)
-        binding.acquired = True
-        return content
+        for slot in self.slots:
+            if not slot.is_ours and self._tie(slot):
+                return None
+        # Acquired before anything is placed: when placing fails, `_unload` releases the block.
+        return binding.schedule.acquire(binding.block)
 
-    def _leave_schedule(self, binding: PrefetchBinding) -> None:
-        self.binding = None
-        if binding.acquired:
-            binding.acquired = False
+    def _leave_schedule(self) -> None:
+        binding, self.binding = self.binding, None
+        if binding is not None:
             binding.schedule.release(binding.block)
-        binding.schedule.forget(binding.block)
+            binding.schedule.forget(binding.block)
 
     def _unload(self, compare: bool = False) -> None:
         """Take the weights out; do nothing if they are offloaded."""
         tied = self.hook.tied_params_map
-        # First, while the slots still know which copies they placed.
+        # First, while the slots still know which copies they placed; modules that still use them hold them.
         if tied:
-            drop_tied(tied, [slot.placed for slot in self.slots])
-        copies: list[tuple[Slot, torch.Tensor, torch.Tensor]] = []
+            dropped = [slot.placed.tensor for slot in self.slots if slot.placed is not None]
+            with _lock:
+                for copies in tied.values():
+                    for device in [key for key, copy in copies.items() if any(copy is tensor for tensor in dropped)]:
+                        del copies[device]
+            del dropped
+        counted: list[tuple[Slot, Loaded]] = []
         for slot in self.slots:
             placed, slot.placed = slot.placed, None
-            if placed is None:
-                continue
-            if slot.store.get(slot.key) is placed:
-                slot.store[slot.key] = slot.placeholder
-                # Written to in a file's map, which ends with this process and no copy of the model has.
-                if slot.in_file and placed is slot.cached and placed._version:
-                    slot.version, slot.value = 0, slot.source
-                if slot.value is not None:
-                    copies.append((slot, placed, slot.value))
             # Else the user assigned another tensor, and decides what becomes of the weight.
-            slot.value = None
-        self.resident = False
-        self._stream = None
-        if not copies and self.binding is None:
-            return
+            if placed is not None and slot.store.get(slot.key) is placed.tensor:
+                slot.store[slot.key] = slot.placeholder
+                if placed.version is not None:
+                    counted.append((slot, placed))
         try:
-            while copies:
-                keep_written(self.module, self.weights(), *copies.pop(), compare)
+            while counted:
+                self._keep_written(*counted.pop(), compare)
         finally:
             # Last, because it may raise; by then the module is as it is between forwards. Nothing here may hold the
             # weights any more: the schedule fills their room with the next block's.
             placed = None
-            copies.clear()
-            binding = self.binding
-            if binding is not None and binding.acquired:
-                binding.acquired = False
-                binding.schedule.release(binding.block)
+            counted.clear()
+            if self.binding is not None:
+                self.binding.schedule.release(self.binding.block)
+
+    def _keep_written(self, slot: Slot, placed: Loaded, compare: bool) -> None:
+        """Put a weight that was written to into the map, unless that was given a newer value meanwhile."""
+        # Batch normalization updates its statistics without counting it as a write.
+        compare = compare or (self.module.training and not slot.is_parameter)
+        if placed.tensor._version == placed.version and not (compare and differ(placed.tensor, placed.value)):
+            return
+        with normal_tensors():
+            store, prefix = self.source()
+            name = slot.tied_to or prefix + slot.name
+            now = store.get(name)
+            if now is None or (now is not placed.value and differ(now, placed.value)):
+                return
+            target = store.state_dict if isinstance(store, OffloadedWeightsLoader) else store
+            if not isinstance(target, MutableMapping):
+                raise OffloadError(
+                    "An offloaded weight was written to, and its weights map cannot take the new value; got "
+                    f"{slot.name!r} of {type(self.module).__name__} in a {type(target).__name__}. Use a mutable "
+                    "mapping, or write to the weight before it is offloaded."
+                )
+            kept = placed.tensor.detach().to("cpu")
+            in_model = isinstance(self.hook.weights_map, PrefixedDataset)
+            for each in {*(slot.placeholder.__dict__.get("names", ()) if in_model else ()), name}:
+                if each in store:
+                    target[each] = kept
 
     def restore(self) -> None:
         """Put the module's tensors back where they were; tensors that were empty before are empty again."""
-        if self.binding is not None:
-            self._leave_schedule(self.binding)
+        self._leave_schedule()
         self._unload()
-        weights = self.weights()
+        store, prefix = self.source()
+        self.refresh()
         for slot in self.slots:
             if slot.is_ours or self._tie(slot):
-                slot.refresh()
-                restored = slot.restored(weights)
+                restored = slot.restored(store, slot.tied_to or prefix + slot.name)
                 if restored is not None:
                     slot.store[slot.key] = restored
             if slot.original is not None:

@@ -38,10 +38,12 @@ class OffloadedTensor(torch.Tensor):
     Attributes:
         weight_name: The weight's name in the model.
         block_name: The name of the module whose hook loads it.
+        changes: How often what some placeholder says of its weight was changed.
     """
 
     weight_name = "?"
     block_name = "?"
+    changes = 0
 
     @classmethod
     def __torch_function__(
@@ -73,7 +75,7 @@ class OffloadedTensor(torch.Tensor):
         if failure is not None:
             raise failure
         if func in _CHANGES and isinstance(args[0], OffloadedTensor):
-            args[0].__dict__["changes"] = args[0].__dict__.get("changes", 0) + 1
+            OffloadedTensor.changes += 1
         if away and type(result) is torch.Tensor and result.is_meta:
             keeps = func in _KEEP_VALUES and result.shape == away[0].shape and not away[0].__dict__.get("computed")
             result = result.as_subclass(cls)
@@ -150,16 +152,16 @@ _placeholders: MutableMapping[torch.Tensor, OffloadedTensor] = cast(Any, WeakIdK
 
 def placeholder_for(tensor: torch.Tensor, weight_name: str, block_name: str) -> torch.Tensor:
     """Make the empty tensor that a module shows while a weight is offloaded."""
-    if isinstance(tensor, OffloadedTensor):
-        return tensor
-    _watch_optimizers()
-    made = _placeholders.get(tensor)
+    made = tensor if isinstance(tensor, OffloadedTensor) else _placeholders.get(tensor)
     if made is None or made.size() != tensor.size() or made.dtype != tensor.dtype:
+        _watch_optimizers()
         attributes = {key: value for key, value in own_attributes(tensor).items() if key != "_backward_hooks"}
-        attributes |= {"weight_name": weight_name, "block_name": block_name}
+        attributes["block_name"] = block_name
         if isinstance(tensor, nn.Parameter):
             attributes["_is_param"] = True  # by this `isinstance(made, nn.Parameter)` is true
         made = _placeholders[tensor] = _make(tensor, attributes)
+    made.__dict__["weight_name"] = weight_name
+    made.__dict__.setdefault("names", []).append(weight_name)
     return made
 
 

@@ -4,7 +4,7 @@
 |---|---|---|
 | offloaded | nothing | sent for: loading |
 | loading | a ticket; counted in `held` | finished: resident; failed or canceled: offloaded |
-| resident | the weights; counted in `held` | released by the last who uses them: offloaded |
+| resident | the weights; counted in `held` | released: offloaded |
 """
 
 import enum
@@ -34,7 +34,6 @@ class Block(Generic[Content]):
         self.nbytes = nbytes
         self.source = source
         self.state = BlockState.OFFLOADED
-        self.users = 0
         self.ticket: object = None
         self.content: Content | None = None
 
@@ -117,9 +116,8 @@ class Schedule(Generic[Content]):
         with self._lock:
             self._running = True
             self._advance(block)
-            if block.users == 0:
+            if block.state is not BlockState.RESIDENT:
                 self._bring(block)
-            block.users += 1
             content = block.content
             assert content is not None
             try:
@@ -131,12 +129,9 @@ class Schedule(Generic[Content]):
             return content
 
     def release(self, block: Block[Content]) -> None:
-        """Release a block's weights; their memory is used for the next ones."""
+        """Release a block's weights, if they are here; their memory is used for the next ones."""
         with self._lock:
-            if block.users == 0:
-                return
-            block.users -= 1
-            if block.users == 0:
+            if block.state is BlockState.RESIDENT:
                 self._evict(block)
                 self._look_ahead()
 

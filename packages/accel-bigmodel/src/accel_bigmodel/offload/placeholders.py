@@ -16,16 +16,12 @@ from accel_bigmodel._torch import DisableTorchFunctionSubclass, make_subclass, t
 from accel_bigmodel.meta import own_attributes
 from accel_core.errors import OffloadError
 
-# They change what the placeholder says about the weight, which counts when the weight is loaded.
 # Python creates these at every look-up, so they are compared by equality.
-_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-_CHANGES = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__, _SET_DATA)  # type: ignore[attr-defined]
+_GET_DATA, _SET_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
+# They change what the placeholder says about the weight, which counts when the weight is loaded.
+_CHANGES = frozenset({"requires_grad_", "__set__"})
 # What they return has the weight's values, at most in another dtype: it can stand for the weight.
-_KEEP_VALUES = frozenset({
-    torch.Tensor.data.__get__, torch.Tensor.detach, torch.Tensor.clone, torch.Tensor.contiguous, torch.Tensor.to,  # type: ignore[attr-defined]
-    torch.Tensor.half, torch.Tensor.float, torch.Tensor.double, torch.Tensor.bfloat16, torch.Tensor.type,
-    torch.Tensor.requires_grad_, torch.detach, torch.clone,
-})  # fmt: skip
+_KEEP_VALUES = frozenset({"bfloat16", "clone", "contiguous", "detach", "double", "float", "half", "to", "type"})
 
 
 class OffloadedTensor(torch.Tensor):
@@ -74,12 +70,13 @@ class OffloadedTensor(torch.Tensor):
             raise _used_while_offloaded(away[0]) from failure
         if failure is not None:
             raise failure
-        if func in _CHANGES and isinstance(args[0], OffloadedTensor):
+        if func.__name__ in _CHANGES and isinstance(args[0], OffloadedTensor):
             OffloadedTensor.changes += 1
         if away and type(result) is torch.Tensor and result.is_meta:
-            keeps = func in _KEEP_VALUES and result.shape == away[0].shape and not away[0].__dict__.get("computed")
+            keeps = func.__name__ in _KEEP_VALUES or func == _GET_DATA
+            computed = not keeps or result.shape != away[0].shape or bool(away[0].__dict__.get("computed"))
             result = result.as_subclass(cls)
-            result.__dict__.update(weight_name=away[0].weight_name, block_name=away[0].block_name, computed=not keeps)
+            result.__dict__.update(weight_name=away[0].weight_name, block_name=away[0].block_name, computed=computed)
         return result
 
     def __deepcopy__(self, memo: dict[int, object]) -> OffloadedTensor:

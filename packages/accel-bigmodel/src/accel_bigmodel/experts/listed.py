@@ -72,7 +72,7 @@ class _CachedWeights(OffloadedWeightsLoader, ExpertSource):
         return list(self._parts.values())
 
     @property
-    def nbytes(self) -> int:  # type: ignore[override]
+    def nbytes(self) -> int:
         """Bytes of the expert as it is stored."""
         places = [(part, part.place) for part in self.parts()]
         return sum(part.stored.nbytes if at is None else at[0].entries[at[1]].nbytes for part, at in places)

@@ -104,14 +104,20 @@ class ExpertSource(ABC):
     Attributes:
         name: The module's name.
         count: How many experts it has.
-        waits: Whether `read` waits until the weights are there; otherwise it asks for them, and computing waits.
-        nbytes: Bytes of one expert on its device.
     """
 
     name: str
     count: int
-    waits: bool
-    nbytes: int
+
+    @property
+    @abstractmethod
+    def waits(self) -> bool:
+        """Whether `read` waits until the weights are there; otherwise it asks for them, and computing waits."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of one expert on its device."""
 
     @abstractmethod
     def parts(self) -> Sequence[Part]:

@@ -192,7 +192,7 @@ class _ChosenExperts(ExpertSource):
         return self._residency.slots
 
     @property
-    def waits(self) -> bool:  # type: ignore[override]
+    def waits(self) -> bool:
         """Whether weights are copied, or cast; otherwise the CPU computes with pages of files."""
         device = self.hook.device
         if device is None or device.type != "cpu":
@@ -201,7 +201,7 @@ class _ChosenExperts(ExpertSource):
         return not all(at and part.dtype in (None, at[0].entries[at[1]].form) for part, at in places)
 
     @property
-    def nbytes(self) -> int:  # type: ignore[override]
+    def nbytes(self) -> int:
         """Bytes of one expert."""
         return sum(
             form.nbytes(slot.placeholder) // self.count

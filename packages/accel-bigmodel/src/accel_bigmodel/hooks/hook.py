@@ -180,10 +180,9 @@ class SequentialHook(ModelHook):
             for hook in self.hooks:
                 args, kwargs = hook.enter_forward(module, *args, **kwargs)
                 entered += 1
-        except BaseException:
-            for hook in self.hooks[:entered]:
+        finally:
+            for hook in self.hooks[:entered] if entered < len(self.hooks) else ():
                 hook.abort_forward(module)
-            raise
         return args, kwargs
 
     def leave_forward(self, module: nn.Module, output: object) -> Any:
@@ -193,10 +192,9 @@ class SequentialHook(ModelHook):
             for hook in self.hooks:
                 left += 1
                 output = hook.leave_forward(module, output)
-        except BaseException:
+        finally:
             for hook in self.hooks[left:]:
                 hook.abort_forward(module)
-            raise
         return output
 
     def abort_forward(self, module: nn.Module) -> None:

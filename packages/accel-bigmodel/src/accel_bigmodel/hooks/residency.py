@@ -564,7 +564,11 @@ class Residency:
             store, prefix = self.source()
             name = slot.tied_to or prefix + slot.name
             now = store.get(name)
-            if now is None or (now is not placed.value and differ(now, placed.value)):
+            if now is None:
+                return
+            # A value that was made for this load, by a cast, was written to as well: it tells nothing of the map.
+            was_made = share_memory(placed.tensor, placed.value)
+            if now is not placed.value and not was_made and differ(now, placed.value):
                 return
             target = store.state_dict if isinstance(store, OffloadedWeightsLoader) else store
             if not isinstance(target, MutableMapping):

@@ -279,7 +279,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-@pytest.mark.parametrize("place", [*PLACEMENTS, "file", "file, ahead"])
+@pytest.mark.parametrize("place", [*PLACEMENTS, "file", "file, ahead", "file, cast", "file, cast, ahead"])
 def test_writes_of_a_forward_are_in_its_copies_alone(
     copied: Callable[[nn.Module], nn.Module], place: str, tmp_path: Path
 ) -> None:
@@ -289,10 +289,11 @@ def test_writes_of_a_forward_are_in_its_copies_alone(
         model = nn.Sequential(Counting(), Counting(), Counting())
         if place in PLACEMENTS:
             return PLACEMENTS[place](model, tmp_path / "offload")
-        prefetch = None if place == "file, ahead" else False
+        prefetch = None if "ahead" in place else False
         return load_checkpoint_and_dispatch(model.to("meta"), tmp_path, device_map={"": "disk"}, prefetch=prefetch)
 
-    save_model(nn.Sequential(Counting(), Counting(), Counting()), None, tmp_path)
+    stored = nn.Sequential(Counting(), Counting(), Counting())
+    save_model(stored.to(torch.float64) if "cast" in place else stored, None, tmp_path)
     model, other = made(), made()
     for forwards in (1, 2):
         assert torch.equal(model(X), X + 3 * forwards)

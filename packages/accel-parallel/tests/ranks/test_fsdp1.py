@@ -209,7 +209,7 @@ def test_an_optimizer_of_which_one_rank_has_no_part_is_clipped() -> None:
 
 @world(2)
 def test_only_the_first_rank_needs_the_weights() -> None:
-    """Ranks without weights get those of rank 0, block by block or at once, and what is tied stays tied."""
+    """Ranks without weights get those of rank 0, block by block or at once; ties stay, and optimizers follow."""
     for policy in ("no_wrap", "transformer_based_wrap"):
         accelerator = Accelerator(fsdp_plugin=_blocks(auto_wrap_policy=policy))
         net = nn.Sequential(_net(), nn.BatchNorm1d(4))
@@ -220,8 +220,10 @@ def test_only_the_first_rank_needs_the_weights() -> None:
             net = net.to("meta")
             if policy == "no_wrap":
                 net[0][2].weight = net[0][0][0].weight
-        prepared = accelerator.prepare(net)
+        prepared, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
         torch.testing.assert_close(accelerator.get_state_dict(prepared), expected, rtol=0, atol=0)
+        held = optimizer.param_groups[0]["params"]
+        assert {id(each) for each in held} == {id(each) for each in prepared.parameters()}
         reset_all()
 
 

@@ -92,7 +92,10 @@ class ParameterNames:
     def _place(
         self, parameter: torch.Tensor, now: dict[int, dict[str, torch.nn.Parameter]]
     ) -> tuple[str, torch.nn.Parameter | None] | None:
-        """Return a parameter's name, and what its model has under it if the shape is the same; `None` if not known."""
+        """Return a parameter's name, and what its model has under it if that fits; `None` if not known.
+
+        What had no memory had no values either, so anything takes its place; else the shape is the same.
+        """
         seen = self._seen.get(parameter)
         model = None if seen is None else seen[0]()
         if seen is None or model is None:
@@ -100,7 +103,7 @@ class ParameterNames:
         if id(model) not in now:
             now[id(model)] = {canonical_name(n): p for n, p in model.named_parameters(remove_duplicate=False)}
         current = now[id(model)].get(seen[1])
-        kept = current is parameter or (current is not None and current.shape == parameter.shape)
+        kept = parameter.is_meta or (current is not None and current.shape == parameter.shape)
         return seen[1], current if kept else None
 
     def rebind(self, optimizer: torch.optim.Optimizer) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from models import QUIET, VOCABULARY, WORLD, report, sequences
+from models import VOCABULARY, WORLD, logged, report, sequences, settings, some_of
 from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -86,28 +86,17 @@ def _train(name: str, net: Any, replicas: int, before: str | None) -> tuple[dict
     AcceleratorState._reset_state(True)
     set_seed(7)
     callback = Checkpoints(before, f"{name} saved")
-    arguments = TrainingArguments(
-        output_dir=name,
-        per_device_train_batch_size=4 // replicas,
-        gradient_accumulation_steps=2,
-        max_steps=4,
-        **QUIET,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.5,
-    )
+    given = {"gradient_accumulation_steps": 2, "max_steps": 4, "lr_scheduler_type": "constant", "max_grad_norm": 0.5}
+    arguments = TrainingArguments(**settings(name, per_device_train_batch_size=4 // replicas, **given))
     trainer = Trainer(model=net, args=arguments, train_dataset=sequences(32), callbacks=[callback])
     callback.trainer = trainer
     trainer.train()
-    history = [row for row in trainer.state.log_history if "loss" in row]
-    return {"losses": [row["loss"] for row in history], "norms": [row["grad_norm"] for row in history]}, trainer
+    return logged(trainer, losses="loss", norms="grad_norm"), trainer
 
 
 def _weights(trainer: Any, net: Any) -> list[float]:
     state = trainer.accelerator.get_state_dict(net)
-    if not PartialState().is_main_process:
-        return []
-    flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(state.items())])
-    return list(flat[:: max(1, flat.numel() // 200)].tolist())
+    return some_of(state) if PartialState().is_main_process else []
 
 
 def _exchanged(name: str, net: Any, kind: str, sizes: dict[str, int]) -> dict[str, bool]:

@@ -1,18 +1,15 @@
 """The transformers Trainer with `deepspeed=` on two gloo ranks, without on one: losses, norms, whole weights."""
 
 import json
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-from models import QUIET, llama, report, sequences
+from models import WORLD, adapted, llama, logged, report, sequences, settings, some_of
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 from accelerate.state import PartialState
 
-WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 OPEN = {
     "train_batch_size": "auto",
     "train_micro_batch_size_per_gpu": "auto",
@@ -75,14 +72,7 @@ TEMPLATE = {
 
 
 def _arguments(name: str, config: Any, kind: Any = TrainingArguments, **others: Any) -> Any:
-    settings: dict[str, Any] = {
-        "output_dir": name,
-        "per_device_train_batch_size": 4 // WORLD,
-        "num_train_epochs": 1,
-        **QUIET,
-        **others,
-    }
-    return kind(**settings, **({"deepspeed": config} if WORLD > 1 else {}))
+    return kind(**settings(name, **others), **({"deepspeed": config} if WORLD > 1 else {}))
 
 
 def _train(arguments: TrainingArguments, model: Any, resume: str | None = None) -> dict[str, Any]:
@@ -92,23 +82,11 @@ def _train(arguments: TrainingArguments, model: Any, resume: str | None = None) 
 
 def _result(trainer: Trainer, resume: str | None = None) -> dict[str, Any]:
     trainer.train(resume_from_checkpoint=resume)
-    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(state.items())]) if state else torch.zeros(1)
     return {
-        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
-        "norms": [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row],
-        "rates": [row["learning_rate"] for row in trainer.state.log_history if "learning_rate" in row],
-        "weights": flat[:: max(1, flat.numel() // 200)].tolist(),
+        **logged(trainer, losses="loss", norms="grad_norm", rates="learning_rate"),
+        "weights": some_of(trainer.accelerator.get_state_dict(trainer.model_wrapped)),
         "engine": type(trainer.model_wrapped).__name__,
     }
-
-
-def _adapted() -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    net = llama()
-    torch.manual_seed(3)
-    return get_peft_model(net, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
 
 
 def _arrived(file: str) -> dict[str, Any]:
@@ -156,7 +134,7 @@ def main() -> None:
         "stage 3, loaded": _arrived("third.json"),
     }
     if find_spec("peft") is not None:
-        found["stage 3, adapters"] = _train(_arguments("adapters", "third.json"), _adapted())
+        found["stage 3, adapters"] = _train(_arguments("adapters", "third.json"), adapted())
     if find_spec("trl") is not None:
         found["stage 3, trl"] = _fine_tuned()
     report(found)

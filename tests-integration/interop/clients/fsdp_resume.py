@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from models import llama, report, sequences
-from peft import LoraConfig, get_peft_model
+from models import WORLD, adapted, llama, lora, report, sequences, settings, some_of
 from text import sentence, tokenizer
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -21,13 +20,8 @@ from trl import SFTConfig, SFTTrainer
 
 from accelerate.utils import gather_object, reduce
 
-WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 STEPS, MIDDLE = 4, 2
 BLOCKS = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
-
-
-def _lora() -> LoraConfig:
-    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
 
 
 def _local(value: torch.Tensor) -> torch.Tensor:
@@ -78,30 +72,16 @@ class Watch(TrainerCallback):  # type: ignore[misc]
             self.found["middle"] = _digest(self.trainer, weights_only=True)
         if state.global_step == STEPS:
             self.found |= {"end": _digest(self.trainer), "moments": _moments(self.trainer)}
-            self.found["weights"] = _some_weights(self.trainer)
-
-
-def _some_weights(trainer: Any) -> list[float]:
-    state = trainer.accelerator.get_state_dict(trainer.model)
-    flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(state.items())]) if state else torch.zeros(1)
-    found: list[float] = flat[:: max(1, flat.numel() // 200)].tolist()
-    return found
+            self.found["weights"] = some_of(self.trainer.accelerator.get_state_dict(self.trainer.model))
 
 
 def _settings(name: str, fsdp: dict[str, Any], **given: Any) -> dict[str, Any]:
     """Return arguments of a run whose first evaluated model counts as the best."""
     sharding = {"fsdp": True, "fsdp_config": {**BLOCKS, **fsdp}} if WORLD > 1 else {}
-    return {
-        "output_dir": name,
-        "per_device_train_batch_size": 4 // WORLD,
+    best = {
         "per_device_eval_batch_size": 4 // WORLD,
         "max_steps": STEPS,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": True,
         "bf16": False,
-        "disable_tqdm": True,
         "save_strategy": "steps",
         "eval_strategy": "steps",
         "save_steps": MIDDLE,
@@ -110,16 +90,12 @@ def _settings(name: str, fsdp: dict[str, Any], **given: Any) -> dict[str, Any]:
         "metric_for_best_model": "earliness",
         "greater_is_better": True,
         "label_names": ["labels"],
-        **sharding,
-        **given,
     }
+    return settings(name, **{**best, **sharding, **given})
 
 
 def _trainer(name: str, fsdp: dict[str, Any], adapters: bool, watch: Watch) -> Any:
-    net: Any = llama()
-    if adapters:
-        torch.manual_seed(3)
-        net = get_peft_model(net, _lora())
+    net: Any = adapted() if adapters else llama()
     arguments = TrainingArguments(**_settings(name, fsdp))
     return Trainer(
         model=net, args=arguments, train_dataset=sequences(24), eval_dataset=sequences(8, seed=2), callbacks=[watch]
@@ -138,7 +114,7 @@ def _sft(name: str, fsdp: dict[str, Any], adapters: bool, watch: Watch) -> Any:
         train_dataset=rows,
         eval_dataset=rows.select(range(8)),
         processing_class=tokenizer(),
-        peft_config=_lora() if adapters else None,
+        peft_config=lora() if adapters else None,
         callbacks=[watch],
     )
 

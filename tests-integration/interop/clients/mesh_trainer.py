@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from models import QUIET, WORLD, llama, report, sequences
+from models import WORLD, llama, logged, report, sequences, settings, some_of
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 from transformers.distributed import DistributedConfig
@@ -32,27 +32,14 @@ def _train(name: str, net: Any, replicas: int = 1, **given: Any) -> dict[str, An
     """Train on batches of four of all replicas together."""
     AcceleratorState._reset_state(True)
     set_seed(7)
-    arguments = TrainingArguments(
-        output_dir=name,
-        per_device_train_batch_size=4 // replicas,
-        gradient_accumulation_steps=2,
-        num_train_epochs=2,
-        **QUIET,
-        max_grad_norm=0.5,
-        eval_strategy="epoch",
-        per_device_eval_batch_size=4 // replicas,
-        **given,
-    )
+    batches = dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 4 // replicas)
+    given |= {"gradient_accumulation_steps": 2, "num_train_epochs": 2, "max_grad_norm": 0.5, "eval_strategy": "epoch"}
+    arguments = TrainingArguments(**settings(name, **batches, **given))
     trainer = Trainer(model=net, args=arguments, train_dataset=_texts(20), eval_dataset=_texts(8))
     trainer.train()
-    state = trainer.accelerator.get_state_dict(trainer.model)
-    flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(state.items())]) if state else torch.zeros(1)
-    history = trainer.state.log_history
     return {
-        "losses": [row["loss"] for row in history if "loss" in row],
-        "evaluated": [row["eval_loss"] for row in history if "eval_loss" in row],
-        "norms": [row["grad_norm"] for row in history if "grad_norm" in row],
-        "weights": flat[:: max(1, flat.numel() // 200)].tolist(),
+        **logged(trainer, losses="loss", evaluated="eval_loss", norms="grad_norm"),
+        "weights": some_of(trainer.accelerator.get_state_dict(trainer.model)),
         "axes": {"tp": trainer.get_tp_size(), "cp": trainer.get_cp_size()},
         "spread": any(isinstance(parameter, DTensor) for parameter in trainer.model.parameters()),
     }

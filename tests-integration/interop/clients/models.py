@@ -47,6 +47,43 @@ def sequences(count: int, length: int = 8, seed: int = 1) -> list[dict[str, torc
     return [{"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)} for row in rows]
 
 
+def lora() -> Any:
+    """Return the configuration of adapters that are not zero."""
+    from peft import LoraConfig  # the environment of a client without adapters may have no peft
+
+    return LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+
+
+def adapted() -> Any:
+    """Return the Llama with adapters."""
+    from peft import get_peft_model
+
+    net = llama()
+    torch.manual_seed(3)
+    return get_peft_model(net, lora())
+
+
+def settings(name: str, **given: Any) -> dict[str, Any]:
+    """Return arguments of one epoch in batches of four, of all ranks together."""
+    batch = {"per_device_train_batch_size": 4 // WORLD, "num_train_epochs": 1}
+    return {"output_dir": name, **batch, **QUIET, **given}
+
+
+def logged(trainer: Any, **names: str) -> dict[str, list[Any]]:
+    """Return what a trainer logged, under other names."""
+    history = trainer.state.log_history
+    return {ours: [row[theirs] for row in history if theirs in row] for ours, theirs in names.items()}
+
+
+def some_of(state: dict[str, torch.Tensor]) -> list[float]:
+    """Return some of the weights in a state, which is empty on ranks that do not gather it."""
+    if not state:
+        return [0.0]
+    flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(state.items())])
+    found: list[float] = flat[:: max(1, flat.numel() // 200)].tolist()
+    return found
+
+
 def digest(model: nn.Module) -> str:
     """Return a hash of all weights, bit by bit."""
     total = hashlib.sha256()

@@ -1,10 +1,9 @@
 """A Llama of transformers split over two ranks, by transformers or by its own plan, in a loop and by the Trainer."""
 
-import os
 from typing import Any
 
 import torch
-from models import QUIET, llama, report, sequences
+from models import WORLD, llama, logged, report, sequences, settings, some_of
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 from transformers.distributed import DistributedConfig
@@ -12,7 +11,6 @@ from transformers.distributed import DistributedConfig
 from accelerate import Accelerator, ParallelismConfig, load_checkpoint_in_model
 from accelerate.state import AcceleratorState
 
-WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 SPLIT: dict[str, Any] = {"distributed_config": DistributedConfig(tp_size=WORLD)} if WORLD > 1 else {}
 
 
@@ -22,12 +20,10 @@ def _accelerator() -> Accelerator:
 
 
 def _found(accelerator: Any, net: Any, losses: list[float], norms: list[float]) -> dict[str, Any]:
-    state = accelerator.get_state_dict(net)
-    flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(state.items())])
     return {
         "losses": losses,
         "norms": norms,
-        "weights": flat[:: max(1, flat.numel() // 200)].tolist(),
+        "weights": some_of(accelerator.get_state_dict(net)),
         "split": sorted(name for name, each in net.named_parameters() if isinstance(each, DTensor)),
     }
 
@@ -62,26 +58,18 @@ def _arrived() -> dict[str, Any]:
     accelerator.wait_for_everyone()
     again = LlamaForCausalLM.from_pretrained("whole")
     load_checkpoint_in_model(again, "saved")
-    flat = torch.cat([tensor.float().reshape(-1) for _, tensor in sorted(again.state_dict().items())])
-    return {**found, "saved": flat[:: max(1, flat.numel() // 200)].tolist()}
+    return {**found, "saved": some_of(again.state_dict())}
 
 
 def _trained() -> dict[str, Any]:
     """Let the Trainer train one that transformers split."""
     AcceleratorState._reset_state(True)
     set_seed(7)
-    arguments = TrainingArguments(
-        output_dir="trainer",
-        per_device_train_batch_size=4,
-        num_train_epochs=1,
-        **QUIET,
-    )
+    arguments = TrainingArguments(**settings("trainer", per_device_train_batch_size=4))
     net = LlamaForCausalLM.from_pretrained("whole", **SPLIT)
     trainer = Trainer(model=net, args=arguments, train_dataset=sequences(20))
     trainer.train()
-    history = trainer.state.log_history
-    losses, norms = ([row[name] for row in history if name in row] for name in ("loss", "grad_norm"))
-    return _found(trainer.accelerator, trainer.model, losses, norms)
+    return _found(trainer.accelerator, trainer.model, **logged(trainer, losses="loss", norms="grad_norm"))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from models import QUIET, digest, llama, report, sequences
+from models import digest, llama, logged, report, sequences, settings
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments, set_seed
 
@@ -19,23 +19,16 @@ class _Stream(IterableDataset):  # type: ignore[type-arg]
 
 def _trainer(name: str, data: Any = DATA, **arguments: Any) -> Trainer:
     set_seed(7)
-    settings = {
-        "output_dir": name,
-        "per_device_train_batch_size": 2,
-        "per_device_eval_batch_size": 2,
-        "num_train_epochs": 1,
-        **QUIET,
-        **arguments,
-    }
-    return Trainer(model=llama(), args=TrainingArguments(**settings), train_dataset=data, eval_dataset=EVALUATION)
+    batches = dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), 2)
+    given = TrainingArguments(**settings(name, **batches, **arguments))
+    return Trainer(model=llama(), args=given, train_dataset=data, eval_dataset=EVALUATION)
 
 
 def _train(name: str, **arguments: Any) -> dict[str, Any]:
     trainer = _trainer(name, **arguments)
     trainer.train()
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
-    return {"losses": losses, "norms": norms, "weights": digest(trainer.model), "steps": trainer.state.global_step}
+    found = logged(trainer, losses="loss", norms="grad_norm")
+    return {**found, "weights": digest(trainer.model), "steps": trainer.state.global_step}
 
 
 def _evaluate() -> dict[str, Any]:

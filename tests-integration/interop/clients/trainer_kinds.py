@@ -7,13 +7,11 @@ from typing import Any
 import torch
 import transformers.trainer
 from datasets import Dataset
-from models import QUIET, WORLD, llama, report, sequences, trained
+from models import WORLD, llama, logged, report, sequences, settings, trained
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments, set_seed
 
 from accelerate import Accelerator
-
-BATCH = 4 // WORLD
 
 
 class Stream(IterableDataset):  # type: ignore[type-arg]
@@ -46,17 +44,9 @@ def _shards(count: int, shards: int, read: list[int] | None = None) -> Any:
 
 def _trainer(name: str, train: Any = None, evaluate: Any = None, **more: Any) -> Trainer:
     set_seed(7)
-    settings = {
-        "output_dir": name,
-        "per_device_train_batch_size": BATCH,
-        "per_device_eval_batch_size": 8 // WORLD,
-        "max_steps": 3,
-        **QUIET,
-        **more,
-    }
     return Trainer(
         model=llama(),
-        args=TrainingArguments(**settings),
+        args=TrainingArguments(**settings(name, per_device_eval_batch_size=8 // WORLD, max_steps=3, **more)),
         train_dataset=sequences(24) if train is None else train,
         eval_dataset=sequences(16, seed=2) if evaluate is None else evaluate,
     )
@@ -65,7 +55,7 @@ def _trainer(name: str, train: Any = None, evaluate: Any = None, **more: Any) ->
 def _found(trainer: Trainer) -> dict[str, Any]:
     trainer.train()
     return {
-        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        **logged(trainer, losses="loss"),
         "evaluation": trainer.evaluate()["eval_loss"],
         **trained(trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)),
     }

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from models import QUIET, WORLD, llama, report, sequences, trained
+from models import llama, logged, report, sequences, settings, trained
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments, set_seed
 
@@ -22,16 +22,9 @@ def _train(
 ) -> dict[str, Any]:
     """Train, and evaluate as many sequences: 16 fill the batches of all ranks, however they are shared."""
     set_seed(7)
-    settings = {
-        "output_dir": name,
-        "per_device_train_batch_size": 4 // WORLD,
-        "num_train_epochs": 1,
-        **QUIET,
-        **arguments,
-    }
     trainer = Trainer(
         model=llama(),
-        args=TrainingArguments(**settings),
+        args=TrainingArguments(**settings(name, **arguments)),
         train_dataset=sequences(24) if data is None else data,
         eval_dataset=sequences(evaluated, seed=2),
     )
@@ -39,7 +32,7 @@ def _train(
         trainer.evaluate()
     trainer.train()
     return {
-        "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
+        **logged(trainer, losses="loss"),
         "evaluation": trainer.evaluate()["eval_loss"],
         **trained(trainer.model),
     }

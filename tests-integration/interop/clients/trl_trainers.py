@@ -8,30 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from models import QUIET, WORLD, llama, report, trained
+from models import WORLD, llama, logged, report, settings, trained
 from text import preferences, sentence, tokenizer
 from transformers import LlamaForSequenceClassification, set_seed
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 
 def _arguments(kind: Any, name: str, **others: Any) -> Any:
-    settings = {
-        "output_dir": name,
-        "per_device_train_batch_size": 2 // WORLD,
-        "max_steps": 3,
-        **QUIET,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "dataset_num_proc": None,
-        **others,
-    }
-    return kind(**settings)
+    plain = {"bf16": False, "gradient_checkpointing": False, "dataset_num_proc": None}
+    return kind(**settings(name, per_device_train_batch_size=2 // WORLD, max_steps=3, **plain, **others))
 
 
 def _result(trainer: Any) -> dict[str, Any]:
     trainer.train()
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    return {"losses": losses, "finite": all(map(math.isfinite, losses)), **trained(trainer.model)}
+    found = logged(trainer, losses="loss")
+    return {**found, "finite": all(map(math.isfinite, found["losses"])), **trained(trainer.model)}
 
 
 def _sft() -> dict[str, Any]:

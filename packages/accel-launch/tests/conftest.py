@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from accel_launch.commands.launch import launch_command_parser
+from accel_launch.commands.start import settings_from
+from accel_launch.settings.resolve import Settings
 from accel_testing import limits
 from accel_testing.guards import *  # noqa: F403
 from accel_testing.programs import ProgramAndRanks
@@ -35,6 +38,12 @@ def accel(tmp_path: Path, variables: dict[str, str]) -> Accel:
         return limits.run(command, started_by=ProgramAndRanks if forked else subprocess.Popen, **options)
 
     return run
+
+
+@pytest.fixture
+def settings() -> Callable[..., Settings]:
+    """Return what resolves a command line."""
+    return lambda *words: settings_from(launch_command_parser().parse_args(list(words)))
 
 
 @pytest.fixture

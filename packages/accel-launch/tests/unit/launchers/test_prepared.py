@@ -9,15 +9,12 @@ import pytest
 from accel_core.errors import ConfigurationError, LaunchError, MissingDependencyError
 from accel_core.host.program.run_module import own_command
 from accel_core.options.engines import engines
-from accel_launch.commands.launch import launch_command_parser
-from accel_launch.commands.start import settings_from
 from accel_launch.launchers import registry
 from accel_launch.launchers.mpi import flavor
 from accel_launch.launchers.preflight import check_agreement, facts_of_machine
 from accel_launch.launchers.sagemaker import hyperparameters
 from accel_launch.launchers.tpu import TpuLauncher
 from accel_launch.launchers.xla_processes import find_function
-from accel_launch.settings.resolve import Settings
 
 SAGEMAKER = """
 compute_environment: AMAZON_SAGEMAKER
@@ -30,12 +27,7 @@ region: eu-west-1
 """
 
 
-def settings(*words: str) -> Settings:
-    """Resolve a command line."""
-    return settings_from(launch_command_parser().parse_args(list(words)))
-
-
-def test_sagemaker_job_is_prepared_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_sagemaker_job_is_prepared_and_says_what_is_missing(settings, tmp_path: Path) -> None:
     """The job's description is complete; without the library the run says so and names --dry-run."""
     (tmp_path / "sm.yaml").write_text(SAGEMAKER)
     said = settings("--config-file", str(tmp_path / "sm.yaml"), "src/train.py", "--lr", "1e-3", "--epochs", "2")
@@ -57,7 +49,7 @@ def test_sagemaker_words_come_in_pairs() -> None:
         hyperparameters(["--fast", "--lr", "1"])
 
 
-def test_tpu_command_and_missing_library(tmp_path: Path) -> None:
+def test_tpu_command_and_missing_library(settings, tmp_path: Path) -> None:
     """A TPU run names the training function; a pod reaches its machines; both need torch-xla."""
     said = settings("--tpu", "--main-training-function", "train", "--mixed-precision", "bf16", "s.py", "a")
     launcher = registry.choose(said)
@@ -73,7 +65,7 @@ def test_tpu_command_and_missing_library(tmp_path: Path) -> None:
     assert words[words.index("--") + 1 : words.index("--") + 3] == ["accel", "launch"]
 
 
-def test_pod_without_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_without_a_name_is_refused(settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod without a name is refused before its program starts."""
     (tmp_path / "pod.yaml").write_text("distributed_type: XLA\ntpu_name: ''\ntpu_use_cluster: true\n")
     monkeypatch.setattr(type(engines()["xla"]), "require", lambda library: None)
@@ -107,7 +99,7 @@ def test_mpi_of_unknown_make_is_refused(tmp_path: Path) -> None:
         flavor(str(program))
 
 
-def test_mpi_without_mpirun_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_without_mpirun_is_told(settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hostfile without mpirun on PATH names what to install."""
     monkeypatch.setenv("PATH", "/nonexistent")
     said = settings("--mpirun-hostfile", "hosts", "--num-processes", "2", "s.py")
@@ -138,7 +130,7 @@ def test_machines_must_agree(tmp_path: Path, name: str) -> None:
         check_agreement(store, 1, 2, {**facts, name: "other"}, elastic=False)
 
 
-def test_third_parties_launcher_is_asked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_third_parties_launcher_is_asked_first(settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A launcher offered by entry point starts what it claims."""
     (tmp_path / "mine_launcher.py").write_text(
         "from accel_launch.launchers.tpu import TpuLauncher\n\n\nclass Mine(TpuLauncher):\n    name = 'mine'\n\n"

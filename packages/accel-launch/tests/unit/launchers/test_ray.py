@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_launch.commands.launch import launch_command_parser
-from accel_launch.commands.start import settings_from
 from accel_launch.launchers import registry
 from accel_launch.launchers.ray import RayLauncher
 from accel_launch.launchers.ray_machines import Machine
-from accel_launch.settings.resolve import Settings
 from accel_launch.supervision.orphans import alive
 from accel_testing import limits, requires
 
@@ -29,12 +26,7 @@ def _threads_are_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
-def settings(*words: str) -> Settings:
-    """Resolve a command line."""
-    return settings_from(launch_command_parser().parse_args(list(words)))
-
-
-def test_each_machine_is_a_bundle() -> None:
+def test_each_machine_is_a_bundle(settings) -> None:
     """One bundle for each machine, with a GPU and the threads of each process; on CPUs without GPUs."""
     run = settings(*RAY, "--num-cpu-threads-per-process", "3", "--ray", "working_dir=.", "--address", "n1:6379", "t.py")
     launcher = registry.choose(run)
@@ -49,7 +41,7 @@ def test_each_machine_is_a_bundle() -> None:
 
 
 @requires("engine:fsdp")
-def test_flags_of_the_machines_give_the_same_settings(tmp_path: Path) -> None:
+def test_flags_of_the_machines_give_the_same_settings(settings, tmp_path: Path) -> None:
     """What the launchers read is what this one read, from flags and from a file that the machines do not have."""
     (tmp_path / "run.yaml").write_text("mixed_precision: bf16\nuse_cpu: true\nfsdp_config:\n  fsdp_version: 2\n")
     words = ["--config-file", str(tmp_path / "run.yaml"), "--use-fsdp", "--fp8-override-linear-precision", "1,0,1"]
@@ -62,7 +54,7 @@ def test_flags_of_the_machines_give_the_same_settings(tmp_path: Path) -> None:
     assert (second["mixed_precision"], second["cpu"]) == ("bf16", True)
 
 
-def test_engine_does_not_start_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_does_not_start_other_machines(settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """On each machine torch's agent starts the ranks, also under DeepSpeed, which has a launcher over ssh."""
     pytest.importorskip("accel_deepspeed")
     command = RayLauncher().command(settings(*RAY, "--use-deepspeed", "train.py"))
@@ -82,13 +74,13 @@ def test_engine_does_not_start_other_machines(monkeypatch: pytest.MonkeyPatch) -
         ),
     ],
 )
-def test_settings_that_contradict_the_run_are_refused(words: list[str], message: str) -> None:
+def test_settings_that_contradict_the_run_are_refused(settings, words: list[str], message: str) -> None:
     """Settings that Ray decides, an address of its client, a field without a value."""
     with pytest.raises(ConfigurationError, match=message):
         registry.choose(settings(*words))
 
 
-def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_is_named(settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without ray the extra is named, and that --dry-run needs none."""
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'accel-launch\[ray\]'`; `--dry-run` shows"):

@@ -6,21 +6,13 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_launch.commands.launch import launch_command_parser
-from accel_launch.commands.start import settings_from
 from accel_launch.launchers import registry
 from accel_launch.launchers.slurm import SlurmLauncher
-from accel_launch.settings.resolve import Settings
 
 SLURM = ["--launcher", "slurm", "--machines", "2", "--processes-per-machine", "4"]
 
 
-def settings(*words: str) -> Settings:
-    """Resolve a command line."""
-    return settings_from(launch_command_parser().parse_args(list(words)))
-
-
-def test_batch_script_holds_the_run(tmp_path: Path) -> None:
+def test_batch_script_holds_the_run(settings, tmp_path: Path) -> None:
     """Machines and options are in its head, the launchers get the flags of this one, and bash can read it."""
     words = ["--mixed-precision", "bf16", "--slurm", "time=2:00:00", "--slurm", "exclusive", "--slurm", "comment=a b"]
     run = settings(*SLURM, *words, "train.py", "--name", "it's")
@@ -39,7 +31,7 @@ def test_batch_script_holds_the_run(tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-def test_flags_of_the_script_give_the_same_settings() -> None:
+def test_flags_of_the_script_give_the_same_settings(settings) -> None:
     """What the launchers in the job read is what this one read, also flags with several values and switches."""
     words = ["--cpu", "--gpu-ids", "0,1", "--fp8-override-linear-precision", "1,0,1", "--main-process-port", "29501"]
     first = settings(*SLURM, *words, "train.py", "-x")
@@ -50,7 +42,7 @@ def test_flags_of_the_script_give_the_same_settings() -> None:
     assert different == {"launcher", "num_machines"}  # SLURM says how many machines there are
 
 
-def test_containers_belong_to_srun() -> None:
+def test_containers_belong_to_srun(settings) -> None:
     """The batch script runs outside the container, which has a Python of its own."""
     run = settings(*SLURM, "--slurm", "container-image=torch.sqsh", "train.py")
     assert SlurmLauncher().command(run)[:3] == ["srun", "--container-image=torch.sqsh", "accel"]
@@ -58,13 +50,13 @@ def test_containers_belong_to_srun() -> None:
 
 
 @pytest.mark.parametrize("option", ["comment=a\n#SBATCH --wrap=x", "comment=a\x1b[2J", "=gpu"])
-def test_lines_in_an_option_are_refused(option: str) -> None:
+def test_lines_in_an_option_are_refused(settings, option: str) -> None:
     """What is no KEY=VALUE in one line does not go into the batch script."""
     with pytest.raises(ConfigurationError, match=r"got .*Give it KEY=VALUE in one line"):
         settings(*SLURM, "--slurm", option, "train.py")
 
 
-def test_machine_without_sbatch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_sbatch_is_refused(settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that cannot submit says so, and names --dry-run."""
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(MissingDependencyError, match=r"got none on PATH.*--dry-run"):

@@ -10,19 +10,11 @@ import pytest
 
 from accel_core.options.engines import PUBLIC, Public, engines
 from accel_launch import cli
-from accel_launch.commands.launch import launch_command_parser
-from accel_launch.commands.start import settings_from
 from accel_launch.settings.child import child_environment
 from accel_launch.settings.engines import asked_for
-from accel_launch.settings.resolve import Settings
 from accel_testing import limits, requires
 
 MESH = ["--use-fsdp", "--fsdp-version", "2", "--use-parallelism-config", "--parallelism-config-dp-shard-size", "2"]
-
-
-def settings(*words: str) -> Settings:
-    """Resolve a command line."""
-    return settings_from(launch_command_parser().parse_args(list(words)))
 
 
 @pytest.mark.parametrize(
@@ -38,12 +30,14 @@ def settings(*words: str) -> Settings:
     ],
 )
 @requires("engine:fsdp", "engine:deepspeed")
-def test_settings_choose_engines(words: list[str], wanted: list[str]) -> None:
+def test_settings_choose_engines(settings, words: list[str], wanted: list[str]) -> None:
     """Switches, sizes of a mesh, processes and the number format name the engines."""
     assert [engine.name for engine in asked_for(settings(*words, "s.py"))] == wanted
 
 
-def test_fp8_without_a_library_is_the_first_that_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fp8_without_a_library_is_the_first_that_is_installed(
+    settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Where no fp8 library is named the first installed one is chosen, as in a training process."""
     said = settings("--cpu", "--mixed-precision", "fp8", "s.py")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
@@ -164,7 +158,7 @@ def test_empty_sections_need_no_package(
     ],
 )
 @requires("engine:fsdp", "engine:deepspeed")
-def test_a_run_may_start_another_one(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+def test_a_run_may_start_another_one(settings, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     """What a launch tells its processes, a launch inside of them reads, and tells its own processes the same."""
     outer = child_environment(settings(*words, "s.py"))
     for name, value in outer.items():

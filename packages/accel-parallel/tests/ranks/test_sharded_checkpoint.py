@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import manifest, tensor_file, weights
-from accel_core.checkpoint.format import CheckpointFormat, FilePart, Part, Run, SaveRequest, Source, register_format
+from accel_core.checkpoint.format import CheckpointFormat, FilePart, Part, Run, SaveRequest, Source
+from accel_core.checkpoint.formats import register_format
 from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.manifest import Entry, Manifest
 from accel_core.checkpoint.report import Restoration

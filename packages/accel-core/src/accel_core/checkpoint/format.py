@@ -4,10 +4,6 @@ Saving: `CheckpointFormat.weights`, the save hooks, `parts`, in which ranks may 
 planned, `Part.write` of each, which talks to nobody, and `SharedPart.conclude` on the rank that completes the folder.
 Loading: `recognises`, `files_of`, `optimizer_restorations`, `model_restorations`; then, when all ranks agree,
 `Restoration.apply` of each. Every rank calls all of them.
-
-A checkpoint is in the first format that recognizes what lies in its folder: the run's own is asked first, then those
-that strategies announced, then installed ones (entry-point group `accel.formats`). So what one strategy saved another
-can load.
 """
 
 from __future__ import annotations
@@ -15,10 +11,10 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
@@ -26,11 +22,9 @@ from torch import nn
 from accel_core._records import record
 from accel_core.checkpoint import names, pickles, tensor_file
 from accel_core.checkpoint.manifest import Entry, Manifest, read_json, write_bytes, write_json
-from accel_core.checkpoint.report import Restoration, listed
+from accel_core.checkpoint.report import Restoration
 from accel_core.checkpoint.staging import Buffers
 from accel_core.errors import CheckpointMismatchError
-from accel_core.host.installed import points_of
-from accel_core.options.engines import PUBLIC, load, require
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process.world import World
@@ -278,40 +272,3 @@ class CheckpointFormat(Protocol):
             run: The run.
             source: The checkpoint.
         """
-
-
-_registered: list[CheckpointFormat | str] = ["accel_core.checkpoint.plain:PLAIN"]
-
-
-def register_format(chosen: CheckpointFormat | str) -> None:
-    """Let checkpoints of a format be recognized, whichever strategy loads them; again changes nothing."""
-    if chosen not in _registered:
-        _registered.append(chosen)
-
-
-def recognise(source: Source, own: CheckpointFormat) -> CheckpointFormat:
-    """Return the format that a checkpoint is in; the run's own for one that holds no models."""
-    for candidate in (own, *_others()):
-        if candidate.recognises(source):
-            return candidate
-    engines = sorted({engine for name in source.files() if (engine := names.engine_of(name))})
-    if not engines:
-        return own
-    for known in PUBLIC:
-        if known.title in engines:
-            require(known.word, f"a checkpoint of it in {str(source.folder)!r}")
-    found = sorted({"".join(name.partition("/")[:2]) for name in source.files()})  # of shards, their folder
-    raise CheckpointMismatchError(
-        f"No strategy that is installed reads models as they are stored in {str(source.folder)!r}, written by "
-        f"{' and '.join(engines)}; got {listed(found)}. Load it with the strategy that saved it, or save whole "
-        "weights there and load those."
-    )
-
-
-def _others() -> Iterator[CheckpointFormat]:
-    for index, chosen in enumerate(_registered):
-        if isinstance(chosen, str):
-            _registered[index] = chosen = cast(CheckpointFormat, load(chosen))
-        yield chosen
-    for place in points_of("accel.formats").values():
-        yield cast(CheckpointFormat, load(place))

@@ -26,7 +26,8 @@ import torch
 from accel_core._records import record
 from accel_core.checkpoint import background, names, selection, stateful
 from accel_core.checkpoint.address import Address
-from accel_core.checkpoint.format import CheckpointFormat, Exchange, Run, Source, recognise
+from accel_core.checkpoint.format import CheckpointFormat, Exchange, Run, Source
+from accel_core.checkpoint.formats import recognise
 from accel_core.checkpoint.manifest import Manifest
 from accel_core.checkpoint.plain import models_for_hooks
 from accel_core.checkpoint.ranks import Ranks, described

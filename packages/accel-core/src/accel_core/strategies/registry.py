@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from accel_core._records import record
-from accel_core.checkpoint.format import register_format
+from accel_core.checkpoint.formats import register_format
 from accel_core.devices import registry as devices
 from accel_core.errors import ConfigurationError
 from accel_core.host import environ

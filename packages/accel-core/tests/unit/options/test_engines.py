@@ -9,7 +9,8 @@ from packaging.version import Version
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint import names
-from accel_core.checkpoint.format import Source, recognise
+from accel_core.checkpoint.format import Source
+from accel_core.checkpoint.formats import recognise
 from accel_core.checkpoint.plain import PLAIN
 from accel_core.errors import MissingDependencyError
 from accel_core.host.environ import patch_environment

@@ -18,7 +18,8 @@ from accel_core.data.presharded import already_sharded
 from accel_core.errors import CheckpointMismatchError
 from accel_core.process.world import ensure
 from accel_core.state.gradient import GradientState
-from accel_testing import requires, world
+from accel_testing import requires
+from accel_testing.world import run
 
 CASES = int(os.environ.get("ACCEL_LOADER_CASES", "200"))
 ON_RANKS = max(20, CASES // 20)
@@ -390,13 +391,7 @@ def check_cases(ranks, cases):
             raise AssertionError(f"{type(failure).__name__}: {failure}\n{case}") from failure
 
 
-@world(2, quiet=180)
-def test_two_ranks_gather_every_sample_once():
-    """Two ranks gather each sample once and in one structure, stopped and continued, and nobody waits for ever."""
-    check_cases(2, ON_RANKS)
-
-
-@world(3, quiet=180)
-def test_three_ranks_gather_every_sample_once():
-    """The same on three ranks."""
-    check_cases(3, ON_RANKS // 2)
+@pytest.mark.parametrize(("ranks", "cases"), [(2, ON_RANKS), (3, ON_RANKS // 2)])
+def test_ranks_gather_every_sample_once(ranks, cases):
+    """Ranks gather each sample once and in one structure, stopped and continued, and nobody waits for ever."""
+    assert not run(check_cases, ranks, (ranks, cases), quiet=180)

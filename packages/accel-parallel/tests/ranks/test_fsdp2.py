@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -60,10 +60,11 @@ class TestSharded(StrategyConformance):
 
     strategy = FullyShardStrategy
     sizes = (2,)
+    given: ClassVar[dict[str, Any]] = {}
 
     def arguments(self) -> dict[str, Any]:
-        """Return a plugin."""
-        return {"fsdp_plugin": plugin()}
+        """Return a plugin, which a way to shard changes."""
+        return {"fsdp_plugin": plugin(**self.given)}
 
 
 @pytest.mark.full("another case of a grid")
@@ -85,25 +86,19 @@ class Hybrid(TestSharded):
 class OnePiece(TestSharded):
     """The whole model at once, kept between forward and backward."""
 
-    def arguments(self) -> dict[str, Any]:
-        """Return a plugin without a wrap policy."""
-        return {"fsdp_plugin": plugin(auto_wrap_policy="no_wrap", reshard_after_forward=False)}
+    given: ClassVar = {"auto_wrap_policy": "no_wrap", "reshard_after_forward": False}
 
 
 class Offloaded(TestSharded):
     """Shards in CPU memory that nobody pins, because no device reads it."""
 
-    def arguments(self) -> dict[str, Any]:
-        """Return a plugin that offloads."""
-        return {"fsdp_plugin": plugin(cpu_offload=True)}
+    given: ClassVar = {"cpu_offload": True}
 
 
 class Partly(TestSharded):
     """The last layer is not sharded, and its gradients are averaged all the same."""
 
-    def arguments(self) -> dict[str, Any]:
-        """Return a plugin that leaves a layer out."""
-        return {"fsdp_plugin": plugin(ignored_modules="2")}
+    given: ClassVar = {"ignored_modules": "2"}
 
 
 def _all_cases(conformance: StrategyConformance, cases: tuple[Case, ...] = CASES) -> None:
@@ -139,14 +134,10 @@ class Unreduced(FullyShardStrategy):
         yield
 
 
-class OfUnreduced(StrategyConformance):
+class OfUnreduced(TestSharded):
     """The suite for a strategy that is wrong."""
 
     strategy = Unreduced
-
-    def arguments(self) -> dict[str, Any]:
-        """Return a plugin."""
-        return {"fsdp_plugin": plugin()}
 
 
 def test_a_window_that_is_not_reduced_fails(tmp_path: Path) -> None:

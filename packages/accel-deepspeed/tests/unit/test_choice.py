@@ -1,9 +1,10 @@
-"""Which runs DeepSpeed trains: by plugin, by variable; the library is not needed to choose."""
+"""Which runs DeepSpeed trains, and what stands for its optimizers outside; the library is not needed."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from accel_core.strategies import registry
 from accel_core.strategies.registry import Request, choose
 from accel_core.strategies.single import SingleStrategy
 from accel_deepspeed import library
+from accel_deepspeed.engines import DeepSpeedOptimizerWrapper, DeepSpeedSchedulerWrapper
 from accel_deepspeed.plugin import DeepSpeedPlugin
 from accel_deepspeed.row import ENGINE
 
@@ -79,3 +81,23 @@ def test_a_lock_that_stays_is_named(
     monkeypatch.setattr(library.time, "sleep", lambda _: None if stale else lock.unlink())
     library.wait_for_locks.__wrapped__(0.05)
     assert sum(f"got {lock} for 0.05 s" in text for text in caplog.messages) == stale
+
+
+def test_without_an_engine_steps_are_left_to_who_drives_it() -> None:
+    """Steps and zeroes of optimizer and schedule change nothing, and a skipped step is the optimizer's to tell."""
+    net = torch.nn.Linear(2, 2)
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    before = [parameter.clone() for parameter in net.parameters()]
+    net(torch.ones(1, 2)).sum().backward()
+    wrapper = DeepSpeedOptimizerWrapper(optimizer)
+    wrapper.step()
+    wrapper.zero_grad()
+    DeepSpeedSchedulerWrapper(schedule, [wrapper]).step()
+    assert all(
+        torch.equal(old, new) and new.grad is not None for old, new in zip(before, net.parameters(), strict=True)
+    )
+    assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (0, 0.1)
+    assert not wrapper.step_was_skipped
+    optimizer.overflow = True
+    assert wrapper.step_was_skipped

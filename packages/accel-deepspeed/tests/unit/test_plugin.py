@@ -36,8 +36,8 @@ def test_stage_and_offloading_are_told(config: dict[str, Any], zero2: bool, zero
     assert found.config is not config
 
 
-def test_configuration_comes_from_file_text_or_base64(tmp_path: Path) -> None:
-    """A path, JSON text and JSON text in base64 are read; anything else is refused."""
+def test_configuration_comes_from_file_text_or_base64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path, also in the launcher's variable, JSON text and that in base64 are read; anything else is refused."""
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(_zero(1)))
     encoded = base64.urlsafe_b64encode(json.dumps(_zero(1)).encode()).decode()
@@ -46,6 +46,8 @@ def test_configuration_comes_from_file_text_or_base64(tmp_path: Path) -> None:
     for source in (str(tmp_path / "absent.json"), 3, None):
         with pytest.raises(ConfigurationError, match="cannot be read"):
             HfDeepSpeedConfig(source)  # type: ignore[arg-type]
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path))
+    assert DeepSpeedPlugin().zero_stage == 1
 
 
 def test_dotted_keys_reach_any_depth() -> None:
@@ -128,14 +130,6 @@ def test_a_configuration_counts_and_its_gaps_are_filled() -> None:
     assert plugin.zero3_init_flag is True
 
 
-def test_a_configuration_file_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file that the launcher names is read."""
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps(_zero(1)))
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path))
-    assert DeepSpeedPlugin().zero_stage == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -161,16 +155,20 @@ def test_options_beside_a_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_sharded_building_is_for_stage_three() -> None:
-    """Asking for it in another stage warns and switches it off."""
+    """Asking for it in another stage warns and switches it off; a block of code can be without it."""
     with pytest.warns(UserWarning, match="zero3_init_flag"):
         plugin = DeepSpeedPlugin(zero_stage=2, zero3_init_flag=True)
     assert not plugin.is_zero3_init_enabled()
     assert DeepSpeedPlugin(zero_stage=3).is_zero3_init_enabled()
     assert not DeepSpeedPlugin(zero_stage=3, zero3_init_flag=False).is_zero3_init_enabled()
+    plugin = DeepSpeedPlugin(zero_stage=3)
+    with plugin.zero3_init_context_manager(enable=False):
+        assert not plugin.is_zero3_init_enabled()
+    assert plugin.is_zero3_init_enabled()
 
 
 def test_what_waits_is_filled_and_what_is_set_compared() -> None:
-    """Processing fills every "auto" and lists all values that differ in one error."""
+    """Processing fills every "auto", adds no key, and names values that differ and keys that nobody fills."""
     plugin = DeepSpeedPlugin(hf_ds_config=_zero(2, train_batch_size="auto", optimizer={"params": {"lr": "auto"}}))
     plugin.deepspeed_config_process(**{"train_batch_size": 4, "optimizer.params.lr": 0.1})
     assert plugin.get_value("train_batch_size") == 4
@@ -179,22 +177,12 @@ def test_what_waits_is_filled_and_what_is_set_compared() -> None:
         plugin.deepspeed_config_process(**{"train_batch_size": 8, "zero_optimization.stage": 3})
     plugin.deepspeed_config_process(must_match=False, train_batch_size=8)
     assert plugin.get_value("train_batch_size") == 4
-
-
-def test_what_nobody_fills_is_named() -> None:
-    """A key that waits without a value is an error that names it."""
-    plugin = DeepSpeedPlugin(hf_ds_config=_zero(2, a={"b": "auto"}))
-    assert plugin.is_auto("a.b")
-    assert not plugin.is_auto("a.c")
-    with pytest.raises(ConfigurationError, match=r"'a.b'"):
-        plugin.deepspeed_config_process(train_batch_size=1)
-
-
-def test_a_key_that_is_absent_is_not_added() -> None:
-    """Filling passes over keys that the configuration does not have."""
-    plugin = DeepSpeedPlugin(hf_ds_config=_zero(2))
     plugin.fill_match("a.b", **{"a.b": 1})
     assert "a" not in plugin.deepspeed_config
+    plugin = DeepSpeedPlugin(hf_ds_config=_zero(2, a={"b": "auto"}))
+    assert (plugin.is_auto("a.b"), plugin.is_auto("a.c")) == (True, False)
+    with pytest.raises(ConfigurationError, match=r"'a.b'"):
+        plugin.deepspeed_config_process(train_batch_size=1)
 
 
 @pytest.mark.parametrize(
@@ -214,17 +202,12 @@ def test_a_key_that_is_absent_is_not_added() -> None:
     ],
 )
 def test_number_format(word: str, config: dict[str, Any], fp16: dict[str, Any], bf16: dict[str, Any]) -> None:
-    """The run's number format fills the configuration."""
+    """The run's number format fills the configuration, and is refused where that says another one."""
     plugin = DeepSpeedPlugin(hf_ds_config=_zero(2, **config))
     plugin.set_mixed_precision(word)
     assert (plugin.deepspeed_config["fp16"], plugin.deepspeed_config["bf16"]) == (fp16, bf16)
-
-
-def test_two_number_formats_are_refused() -> None:
-    """A run and a configuration that compute in different formats are refused."""
-    plugin = DeepSpeedPlugin(hf_ds_config=_zero(2, bf16={"enabled": True}))
     with pytest.raises(ConfigurationError, match=r"fp16.*bf16"):
-        plugin.set_mixed_precision("fp16")
+        DeepSpeedPlugin(hf_ds_config=_zero(2, bf16={"enabled": True})).set_mixed_precision("fp16")
 
 
 def test_only_the_state_selects() -> None:
@@ -233,14 +216,6 @@ def test_only_the_state_selects() -> None:
     with pytest.raises(StateError, match="select_deepspeed_plugin"):
         plugin.select()
     assert not plugin.selected
-
-
-def test_sharded_building_can_be_switched_for_a_block() -> None:
-    """Inside the block models are built whole; afterwards as before."""
-    plugin = DeepSpeedPlugin(zero_stage=3)
-    with plugin.zero3_init_context_manager(enable=False):
-        assert not plugin.is_zero3_init_enabled()
-    assert plugin.is_zero3_init_enabled()
 
 
 def test_stand_ins_carry_what_they_are_given() -> None:

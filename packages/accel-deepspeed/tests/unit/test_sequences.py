@@ -42,20 +42,15 @@ def test_parts_are_the_batch(size: int) -> None:
 
 
 def test_padding_behind_the_tokens_is_let_through() -> None:
-    """Positions go on through padding at the end, whatever the collate function wrote there."""
+    """Positions go on through padding at the end; with an attention that reads them, a row may be several sequences."""
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     positions = torch.tensor([[0, 1, 2, 1], [0, 1, 2, 3]])
     given = batch(tokens=4) | {"attention_mask": mask, "position_ids": positions}
     found = Sharing(1, 2).part_of(given)
     assert found["position_ids"].tolist() == [[2, 3], [2, 3]]
     assert found["attention_mask"].tolist() == [[1, 0], [1, 1]]
-
-
-def test_packed_rows_keep_positions_attention_knows() -> None:
-    """With an attention that reads positions, several sequences may stand in one row."""
-    positions = torch.tensor([[0, 1, 0, 1]] * 2)
-    found = Sharing(1, 2, packs=True).part_of(batch(tokens=4) | {"position_ids": positions})
-    assert found["position_ids"].tolist() == [[0, 1], [0, 1]]
+    packed = batch(tokens=4) | {"position_ids": torch.tensor([[0, 1, 0, 1]] * 2)}
+    assert Sharing(1, 2, packs=True).part_of(packed)["position_ids"].tolist() == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -111,13 +106,9 @@ def test_ranks_that_share_sequences_read_the_same(stream: bool) -> None:
     assert reads(0, fills=False, stream=stream) == [[0, 1], [4, 5], [8, 0]]
     assert reads(1, fills=False, stream=stream) == [[1, 2], [5, 6], [9, 1]]
     assert reads(2, fills=False, stream=stream) == [[2, 3], [6, 7], [1, 2]]
-
-
-@pytest.mark.usefixtures("fresh_state")
-def test_a_loader_that_was_measured_keeps_its_length() -> None:
-    """Filled up, an epoch has twice as many batches as the loader said that it gives before it was adapted."""
-    assert reads(0, fills=True) == [[0, 1], [4, 5], [8, 0], [2, 3]]
-    assert reads(2, fills=True) == [[2, 3], [6, 7], [0, 1], [4, 5]]
+    if not stream:  # filled up, an epoch has twice as many batches as the loader said before it was adapted
+        assert reads(0, fills=True) == [[0, 1], [4, 5], [8, 0], [2, 3]]
+        assert reads(2, fills=True) == [[2, 3], [6, 7], [0, 1], [4, 5]]
 
 
 def test_loaders_that_cannot_be_cut_are_refused() -> None:

@@ -83,71 +83,49 @@ def test_processes_get_what_the_file_decides(folder: Path, config: dict, precisi
     assert batch_of(settings).accumulated == steps
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("{", "is not JSON"),
-        (None, "cannot be read"),
-        ("[1]", "holds keys and values; got [1] in ds.json"),
-    ],
-)
-def test_broken_file_is_told(folder: Path, text: str | None, told: str) -> None:
-    """A DeepSpeed file that is missing or is no JSON object is named."""
-    if text is not None:
-        (folder / "ds.json").write_text(text)
-    assert told in refusal("--deepspeed-config-file", "ds.json")
+FILE = ["--deepspeed-config-file", "ds.json"]
+OFFLOADED = '{"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}'
+OVER_HOSTS = [*MACHINES, "--deepspeed-hostfile", "hosts", "--deepspeed-multinode-launcher"]
 
 
 @pytest.mark.parametrize(
-    ("config", "words", "told"),
+    ("text", "words", "told"),
     [
+        ("{", FILE, "is not JSON"),
+        (None, FILE, "cannot be read"),
+        ("[1]", FILE, "holds keys and values; got [1] in ds.json"),
         (None, ["--cpu", "--mixed-precision", "fp8"], "got fp8 from --mixed-precision, and cpu from --cpu"),
-        ({"fp16": {"enabled": True}}, ["--cpu"], "got fp16 from ds.json: fp16.enabled, and cpu from --cpu"),
+        (
+            '{"zero_optimization": {}, "fp16": {"enabled": true}}',
+            [*FILE, "--cpu"],
+            "got fp16 from ds.json: fp16.enabled, and cpu from --cpu",
+        ),
         (None, ["--offload-param-device", "nvme"], "nvme from --offload-param-device, and no offload_param_nvme_path"),
         (
-            {"zero_optimization": {"offload_optimizer": {"device": "nvme"}}},
-            [],
+            OFFLOADED,
+            FILE,
             "nvme from ds.json: zero_optimization.offload_optimizer.device, and no offload_optimizer_nvme_path",
         ),
-    ],
-)
-def test_what_deepspeed_cannot_do_here(folder: Path, config: dict | None, words: list[str], told: str) -> None:
-    """Half precision on a CPU and a disk without a folder are refused, wherever they are set."""
-    if config is not None:
-        (folder / "ds.json").write_text(json.dumps({"zero_optimization": {}, **config}))
-        words = ["--deepspeed-config-file", "ds.json", *words]
-    assert told in refusal(*words)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ([], "reads its hosts from a hostfile; got none for 2 machines"),
-        (["--deepspeed-hostfile", "nowhere"], "The hostfile cannot be read; nowhere gives"),
-        (["--deepspeed-hostfile", "three"], "got 3 hosts in three, and 2 machines"),
-        (["--deepspeed-hostfile", "uneven", "--deepspeed-multinode-launcher", "mvapich"], "got w1 slots=3 in uneven"),
+        (None, MACHINES, "reads its hosts from a hostfile; got none for 2 machines"),
+        (None, [*MACHINES, "--deepspeed-hostfile", "nowhere"], "The hostfile cannot be read; nowhere gives"),
+        (None, [*MACHINES, "--deepspeed-hostfile", "three"], "got 3 hosts in three, and 2 machines"),
+        (None, [*OVER_HOSTS, "mvapich", "--deepspeed-hostfile", "uneven"], "got w1 slots=3 in uneven"),
+        (None, [*OVER_HOSTS, "slurm", "--module"], "slurm starts a Python file; got --module"),
+        (None, [*OVER_HOSTS, "nossh"], "got no --main-process-ip and no --machine-rank"),
         (
-            ["--deepspeed-hostfile", "hosts", "--deepspeed-multinode-launcher", "slurm", "--module"],
-            "slurm starts a Python file; got --module",
-        ),
-        (
-            ["--deepspeed-hostfile", "hosts", "--deepspeed-multinode-launcher", "nossh"],
-            "got no --main-process-ip and no --machine-rank",
-        ),
-        (
-            ["--deepspeed-hostfile", "hosts", "--deepspeed-multinode-launcher", "standard"],
+            None,
+            [*OVER_HOSTS, "standard"],
             "got no --main-process-ip and no --main-process-port and no --machine-rank",
         ),
     ],
 )
-def test_hosts_that_do_not_fit_are_refused(folder: Path, words: list[str], told: str) -> None:
-    """Hostfile, launcher and numbers have to fit; DeepSpeed would find out late, or run elsewhere."""
-    for name, text in {
-        "three": "w0 slots=2\nw1 slots=2\nw2 slots=2\n",
-        "uneven": "w0 slots=2\nw1 slots=3\n",
-    }.items():
-        (folder / name).write_text(text)
-    assert told in refusal(*MACHINES, *words)
+def test_what_a_run_cannot_be_made_of_is_told(folder: Path, text: str | None, words: list[str], told: str) -> None:
+    """Broken files, half precision on a CPU, a disk without a folder, and hosts that do not fit are refused."""
+    (folder / "three").write_text("w0 slots=2\nw1 slots=2\nw2 slots=2\n")
+    (folder / "uneven").write_text("w0 slots=2\nw1 slots=3\n")
+    if text is not None:
+        (folder / "ds.json").write_text(text)
+    assert told in refusal(*words)
 
 
 def test_a_scheduler_starts_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:

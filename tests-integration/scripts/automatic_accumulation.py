@@ -1,12 +1,11 @@
 """Accumulation that makes up for a batch that does not fit: the batch that is observed stays the same."""
 
-from samples import classifier, digits, norm, report
-from torch.nn.functional import cross_entropy
+from samples import begin, digits, norm, report, train_on
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from accelerate import Accelerator
-from accelerate.utils import find_executable_batch_size, set_seed
+from accelerate.utils import find_executable_batch_size
 
 OBSERVED = 32
 FITS = 10  # samples that are taken to fit into the memory of this machine
@@ -21,21 +20,16 @@ def train(batch_size):
     if batch_size > FITS:
         raise RuntimeError("CUDA out of memory. Tried to allocate too much.")
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=OBSERVED // batch_size)
-    set_seed(1)
-    model = classifier()
-    optimizer = SGD(model.parameters(), lr=0.5, momentum=0.9)
-    loader = DataLoader(digits(0, 404), batch_size=batch_size, shuffle=True)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    model, optimizer, loader = begin(
+        accelerator, 1, SGD, DataLoader(digits(0, 404), batch_size=batch_size, shuffle=True), lr=0.5, momentum=0.9
+    )
     steps = 0
     for _ in range(2):
-        for values, classes in loader:
+        for batch in loader:
             with accelerator.accumulate(model):
-                loss = cross_entropy(model(values), classes)
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
+                loss = train_on(accelerator, model, optimizer, batch)
             steps += accelerator.sync_gradients
-            losses.append(accelerator.reduce(loss.detach(), "mean").item())
+            losses.append(accelerator.reduce(loss, "mean").item())
     report(accelerator, tried=tried, steps=steps, losses=losses, weights=norm(accelerator, model))
     accelerator.end_training()
 

@@ -3,8 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from samples import classifier, digits, norm, report
-from torch.nn.functional import cross_entropy
+from samples import classifier, digits, norm, report, train_on
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
@@ -31,13 +30,10 @@ def train(accelerator, model, optimizer, schedule, loader, begin=0, save=False):
     for epoch in range(begin // len(loader), EPOCHS):
         passed = begin % len(loader) if epoch == begin // len(loader) else 0
         batches = accelerator.skip_first_batches(loader, passed) if passed else loader
-        for index, (values, classes) in enumerate(batches, epoch * len(loader) + passed + 1):
-            loss = cross_entropy(model(values), classes)
-            accelerator.backward(loss)
-            optimizer.step()
+        for index, batch in enumerate(batches, epoch * len(loader) + passed + 1):
+            loss = train_on(accelerator, model, optimizer, batch)
             schedule.step()
-            optimizer.zero_grad()
-            losses.append(accelerator.reduce(loss.detach(), "mean").item())
+            losses.append(accelerator.reduce(loss, "mean").item())
             if save and index % EVERY == 0:
                 accelerator.save_state()
     return losses

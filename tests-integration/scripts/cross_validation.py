@@ -1,13 +1,11 @@
 """Cross-validation: a model for each fold, and the mean of their answers on samples that none has seen."""
 
 import torch
-from samples import classifier, digits, norm, report
-from torch.nn.functional import cross_entropy
+from samples import begin, digits, norm, report, train_on
 from torch.optim import AdamW
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 
 FOLDS = 3
 
@@ -28,22 +26,17 @@ def scores(model, loader):
 
 validated, answers, weights = [], [], []
 for fold in range(FOLDS):
-    set_seed(3)
-    model = classifier()
-    optimizer = AdamW(model.parameters(), lr=0.01)
     rest = ConcatDataset([part for index, part in enumerate(parts) if index != fold])
     loaders = [
         DataLoader(rest, batch_size=16, shuffle=True),
         DataLoader(parts[fold], batch_size=16),
         DataLoader(held_out, batch_size=16),
     ]
-    model, optimizer, train, validation, test = accelerator.prepare(model, optimizer, *loaders)
+    model, optimizer, train, validation, test = begin(accelerator, 3, AdamW, *loaders, lr=0.01)
     for _ in range(2):
         model.train()
-        for values, classes in train:
-            accelerator.backward(cross_entropy(model(values), classes))
-            optimizer.step()
-            optimizer.zero_grad()
+        for batch in train:
+            train_on(accelerator, model, optimizer, batch)
     guesses, truths = scores(model, validation)
     validated.append([len(truths), int((guesses.argmax(1) == truths).sum())])
     score, truth = scores(model, test)

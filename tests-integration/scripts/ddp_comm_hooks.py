@@ -1,12 +1,10 @@
 """Communication hooks: gradients cross between processes in half precision, or as matrices of low rank."""
 
-from samples import classifier, digits, norm, report
-from torch.nn.functional import cross_entropy
+from samples import begin, digits, norm, report, train_on
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from accelerate import Accelerator, DDPCommunicationHookType, DistributedDataParallelKwargs
-from accelerate.utils import set_seed
 
 HOOKS = {
     "none": {},
@@ -21,18 +19,11 @@ HOOKS = {
 found = {}
 for name, options in HOOKS.items():
     accelerator = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(**options)])
-    set_seed(7)
-    model = classifier()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(digits(0, 128), batch_size=8)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    model, optimizer, loader = begin(accelerator, 7, SGD, DataLoader(digits(0, 128), batch_size=8), lr=0.1)
     losses = []
-    for values, classes in loader:
-        loss = cross_entropy(model(values), classes)
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(accelerator.reduce(loss.detach(), "mean").item())
+    for batch in loader:
+        loss = train_on(accelerator, model, optimizer, batch)
+        losses.append(accelerator.reduce(loss, "mean").item())
     found[name] = {"losses": losses, "weights": norm(accelerator, model)}
     accelerator.free_memory()
 report(accelerator, **found)

@@ -1,12 +1,10 @@
 """Early stopping: one process sees that the loss no longer falls, and all of them stop at the same step."""
 
-from samples import classifier, digits, norm, report
-from torch.nn.functional import cross_entropy
+from samples import begin, digits, norm, report, train_on
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 
 
 class Patience:
@@ -23,20 +21,13 @@ class Patience:
 
 
 accelerator = Accelerator(cpu=True)
-set_seed(4)
-model = classifier()
-optimizer = SGD(model.parameters(), lr=0.2)
-loader = DataLoader(digits(0, 640), batch_size=16, shuffle=True)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+model, optimizer, loader = begin(accelerator, 4, SGD, DataLoader(digits(0, 640), batch_size=16, shuffle=True), lr=0.2)
 patience, steps, stopped_at, losses = Patience(6), 0, None, []
 for epoch in range(4):
-    for values, classes in loader:
-        loss = cross_entropy(model(values), classes)
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in loader:
+        loss = train_on(accelerator, model, optimizer, batch)
         steps += 1
-        losses.append(accelerator.reduce(loss.detach(), "mean").item())
+        losses.append(accelerator.reduce(loss, "mean").item())
         if accelerator.is_main_process and patience.is_over(loss.item()):
             accelerator.set_trigger()
         if accelerator.check_trigger():

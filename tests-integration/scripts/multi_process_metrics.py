@@ -1,13 +1,12 @@
 """Metrics on many processes: what was read twice to fill the last batch counts once."""
 
 import torch
-from samples import CLASSES, classifier, digits, report
+from samples import CLASSES, begin, digits, report, train_on
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 from torch.utils.data import DataLoader, IterableDataset
 
 from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.utils import set_seed
 
 
 class Stream(IterableDataset):
@@ -38,18 +37,13 @@ def measure(accelerator, model, loader):
 
 found = {}
 accelerator = Accelerator(cpu=True)
-set_seed(11)
-model = classifier()
-optimizer = AdamW(model.parameters(), lr=0.01)
 train, test = DataLoader(digits(0, 512), batch_size=16, shuffle=True), DataLoader(digits(512, 601), batch_size=8)
 stream = DataLoader(Stream(digits(512, 601)), batch_size=8)
-model, optimizer, train, test, stream = accelerator.prepare(model, optimizer, train, test, stream)
+model, optimizer, train, test, stream = begin(accelerator, 11, AdamW, train, test, stream, lr=0.01)
 for _ in range(2):
     model.train()
-    for values, classes in train:
-        accelerator.backward(cross_entropy(model(values), classes))
-        optimizer.step()
-        optimizer.zero_grad()
+    for batch in train:
+        train_on(accelerator, model, optimizer, batch)
 found["map"] = measure(accelerator, model, test)
 found["stream"] = measure(accelerator, model, stream)
 names = [f"{index}" for index in range(accelerator.process_index, 5, accelerator.num_processes)]

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from accelerate import Accelerator
+from accelerate.utils import set_seed
 
 CLASSES = 10
 
@@ -45,6 +47,23 @@ def digits(first: int, last: int) -> TensorDataset:
 def classifier() -> nn.Module:
     """Return a small classifier of these samples."""
     return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, CLASSES))
+
+
+def begin(accelerator: Accelerator, seed: int, optimizer: Any, *loaders: Any, **options: Any) -> Any:
+    """Return a classifier from a seed, its optimizer with options, and loaders, prepared."""
+    set_seed(seed)
+    model = classifier()
+    return accelerator.prepare(model, optimizer(model.parameters(), **options), *loaders)
+
+
+def train_on(accelerator: Accelerator, model: nn.Module, optimizer: Any, batch: Any) -> torch.Tensor:
+    """Make a step on a batch, and return its loss."""
+    values, classes = batch
+    loss = cross_entropy(model(values), classes)
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
 
 
 def report(accelerator: Accelerator, **numbers: Any) -> None:

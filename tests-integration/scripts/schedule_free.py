@@ -2,29 +2,23 @@
 
 import schedulefree
 import torch
-from samples import classifier, digits, norm, report
-from torch.nn.functional import cross_entropy
+from samples import begin, digits, norm, report, train_on
 from torch.utils.data import DataLoader
 
 from accelerate import Accelerator
-from accelerate.utils import set_seed
 
 accelerator = Accelerator(cpu=True)
-set_seed(8)
-model = classifier()
-optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.02, warmup_steps=10)
 train, test = DataLoader(digits(0, 512), batch_size=16, shuffle=True), DataLoader(digits(512, 611), batch_size=16)
-model, optimizer, train, test = accelerator.prepare(model, optimizer, train, test)
+model, optimizer, train, test = begin(
+    accelerator, 8, schedulefree.AdamWScheduleFree, train, test, lr=0.02, warmup_steps=10
+)
 losses, right, weights = [], [], []
 for _ in range(3):
     model.train()
     optimizer.train()
-    for values, classes in train:
-        loss = cross_entropy(model(values), classes)
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(accelerator.reduce(loss.detach(), "mean").item())
+    for batch in train:
+        loss = train_on(accelerator, model, optimizer, batch)
+        losses.append(accelerator.reduce(loss, "mean").item())
     model.eval()
     optimizer.eval()
     hits = asked = 0

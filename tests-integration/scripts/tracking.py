@@ -4,14 +4,12 @@ import json
 import tempfile
 from pathlib import Path
 
-from samples import classifier, digits
-from torch.nn.functional import cross_entropy
+from samples import begin, digits, train_on
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, on_main_process
-from accelerate.utils import set_seed
 
 
 class LineTracker(GeneralTracker):
@@ -50,20 +48,13 @@ path = Path(tempfile.mkdtemp()) / "lines"
 tracker = LineTracker(path)
 accelerator = Accelerator(cpu=True, log_with=tracker)
 accelerator.init_trackers("digits", config={"rate": 0.1, "layers": [64, 32, 10]})
-set_seed(10)
-model = classifier()
-optimizer = SGD(model.parameters(), lr=0.1)
-loader = DataLoader(digits(0, 256), batch_size=16, shuffle=True)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+model, optimizer, loader = begin(accelerator, 10, SGD, DataLoader(digits(0, 256), batch_size=16, shuffle=True), lr=0.1)
 step = 0
 for epoch in range(2):
     total = 0.0
-    for values, classes in loader:
-        loss = cross_entropy(model(values), classes)
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        total += accelerator.reduce(loss.detach(), "mean").item()
+    for batch in loader:
+        loss = train_on(accelerator, model, optimizer, batch)
+        total += accelerator.reduce(loss, "mean").item()
         step += 1
         accelerator.log({"loss": loss.item()}, step=step)
     accelerator.log({"mean": total / len(loader), "epoch": epoch}, step=step, log_kwargs={"lines": {"kind": "epoch"}})

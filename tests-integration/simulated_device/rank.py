@@ -1,12 +1,6 @@
-"""One of two ranks on the simulated accelerator: trains, saves, goes astray, loads; `python rank.py FOLDER`.
+"""One of two ranks on the simulated accelerator: trains, saves, goes astray, loads; `python rank.py FOLDER`."""
 
-Prints a line of JSON and leaves with `os._exit`: a backend that is torn down with the interpreter may abort.
-"""
-
-import json
-import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -118,12 +112,4 @@ def main() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.stdout.write(json.dumps(main()) + "\n")
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    simulated.tell(main)

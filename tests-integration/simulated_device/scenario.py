@@ -1,15 +1,9 @@
-"""One scenario on the simulated accelerator, in a process of its own: `python scenario.py NAME FOLDER`.
-
-Prints a line of JSON and leaves with `os._exit`: a backend that is torn down with the interpreter may abort.
-"""
+"""One scenario on the simulated accelerator, in a process of its own: `python scenario.py NAME FOLDER`."""
 
 import contextlib
 import gc
 import io
-import json
-import os
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -419,7 +413,7 @@ SCENARIOS: dict[str, Callable[[Any, Path], dict[str, Any]]] = {
 }
 
 
-def main() -> int:
+def main() -> dict[str, Any]:
     """Run the scenarios that are named, each in its own folder."""
     sim = simulated.set_up()
     results = {}
@@ -428,16 +422,8 @@ def main() -> int:
         folder.mkdir()
         gc.collect()  # what the one before left on the devices would count against the limits of this one
         results[name] = SCENARIOS[name](sim, folder)
-    sys.stdout.write(json.dumps(results) + "\n")
-    return 0
+    return results
 
 
 if __name__ == "__main__":
-    try:
-        status = main()
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    simulated.tell(main)

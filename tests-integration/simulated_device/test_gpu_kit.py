@@ -3,7 +3,6 @@
 import importlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +10,10 @@ from typing import Any
 
 import pytest
 
-from accel_testing import limits
+from accel_testing import limits, requires
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or shutil.which("ninja") is None,
-    reason="the simulated device is built by g++ and ninja, and one of them is not installed",
-)
+pytestmark = requires("program:g++", "program:ninja")  # which build the simulated device
 
 
 def kit(*arguments: object) -> subprocess.CompletedProcess[str]:

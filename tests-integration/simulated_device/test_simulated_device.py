@@ -3,7 +3,6 @@
 import json
 import os
 import runpy
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +11,26 @@ from typing import Any
 import pytest
 
 from accel_core.modules.sizes import convert_file_size_to_int
-from accel_testing import limits
+from accel_testing import limits, requires
 from accel_testing.programs import Program
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or shutil.which("ninja") is None,
-    reason="the simulated device is built by g++ and ninja, and one of them is not installed",
-)
+pytestmark = requires("program:g++", "program:ninja")  # which build the simulated device
+OUTCOMES: dict[str, dict[str, Any]] = {
+    # Arithmetic across devices raises; a model over both gives its output where its input was.
+    "mixed": {"caught": [True, True], "output": "cpu"},
+    # The device's own error comes through, and the model runs when there is room again.
+    "full": {"raised": True, "equal": True},
+    # A device with room for two layers runs a model that was allowed six.
+    "tight": {"equal": True},
+    # Adapters over an offloaded base get the gradients they get in memory.
+    "gradients": {"worst": 0.0},
+    # Without hooks, weights, ties and outputs are those of before, and the device is empty.
+    "back": {"equal": True, "weights": True, "tied": True, "left": 0},
+    # A model loaded whole on the CPU trains on the accelerator; a frozen one computes from its weights on disk.
+    "prepared": {"moved": "simgpu:0", "frozen": True, "equal": True},
+}
+"""What scenarios end with."""
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +51,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return gathered
 
 
-def test_the_devices_are_apart(results: dict[str, Any]) -> None:
-    """Arithmetic across devices raises; a model over both gives its output where its input was."""
-    assert results["mixed"] == {"caught": [True, True], "output": "cpu"}
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_a_scenario_ends_as_on_one_device(results: dict[str, Any], name: str) -> None:
+    """Devices apart or full, gradients, hooks that are removed and models that are prepared give what is exact."""
+    assert results[name] == OUTCOMES[name]
 
 
 def test_a_full_device_tells_what_holds_its_memory(results: dict[str, Any]) -> None:
@@ -58,22 +70,17 @@ def test_a_full_device_tells_what_holds_its_memory(results: dict[str, Any]) -> N
 
 
 def test_two_devices_cpu_and_disk_work_together(results: dict[str, Any]) -> None:
-    """A map over all four gives bit-equal outputs, keeps every limit at all times, and writes nothing."""
+    """A map over all four gives bit-equal outputs and state, keeps every limit at all times, and writes nothing."""
     found = results["spread"]
     assert found["devices"] == ["0", "1", "cpu", "disk"]
     assert found["equal"]
     assert found["within"]
     assert found["output_on"] == "cpu"
     assert found["written"] == ["model.safetensors"]
+    assert (found["state on"], found["state equal"], found["state tied"]) == (["cpu"], True, True)
     # The reserve for the largest offloaded layer covers the peak; activations are a few hundred bytes.
     for peak, limit in zip(found["peaks"], found["limits"], strict=True):
         assert peak <= limit + 16 * 1024
-
-
-def test_the_state_of_a_spread_model_is_on_the_cpu(results: dict[str, Any]) -> None:
-    """Weights of both devices, the CPU and the disk are given as CPU tensors, equal and tied as they were."""
-    found = results["spread"]
-    assert (found["state on"], found["state equal"], found["state tied"]) == (["cpu"], True, True)
 
 
 @pytest.mark.parametrize("layers", ["1", "2", "4"])
@@ -84,11 +91,6 @@ def test_the_byte_budget_holds_on_the_device(results: dict[str, Any], layers: st
     assert found["peak"] <= int(layers) * layer + 16 * 1024
     assert found["left"] == 0
     assert found["prefetches"] == (0 if layers == "1" else 1)
-
-
-def test_out_of_memory_leaves_the_model_whole(results: dict[str, Any]) -> None:
-    """The device's own error comes through, and the model runs when there is room again."""
-    assert results["full"] == {"raised": True, "equal": True}
 
 
 def test_a_block_larger_than_the_device_is_refused(results: dict[str, Any]) -> None:
@@ -102,31 +104,11 @@ def test_a_block_larger_than_the_device_is_refused(results: dict[str, Any]) -> N
     assert found["used"] == 0
 
 
-def test_prefetching_gives_way_on_a_full_device(results: dict[str, Any]) -> None:
-    """A device with room for two layers runs a model that was allowed six."""
-    assert results["tight"] == {"equal": True}
-
-
-def test_gradients_through_offloaded_weights_are_exact(results: dict[str, Any]) -> None:
-    """Adapters over an offloaded base get the gradients they get in memory."""
-    assert results["gradients"]["worst"] == 0.0
-
-
-def test_removing_hooks_gives_the_model_back(results: dict[str, Any]) -> None:
-    """Weights, ties and outputs are those of before, and the device is empty."""
-    assert results["back"] == {"equal": True, "weights": True, "tied": True, "left": 0}
-
-
 @pytest.mark.parametrize(("budget", "count"), [("None", 12), (str(4 * 2**14), 3), ("0", 0)])
 def test_weights_that_wait_on_the_cpu_are_pinned(results: dict[str, Any], budget: str, count: int) -> None:
     """As many as a budget has room for, offloaded or loaded, with the same outputs; parameters stay what they are."""
     wanted = {"pinned": count, "equal": True}
     assert results["pinned"][budget] == {"offloaded": wanted, "loaded": wanted, "same": True}
-
-
-def test_prepare_moves_what_no_map_spreads(results: dict[str, Any]) -> None:
-    """A model loaded whole on the CPU trains on the accelerator; a frozen one computes from its weights on disk."""
-    assert results["prepared"] == {"moved": "simgpu:0", "frozen": True, "equal": True}
 
 
 def test_parameters_that_nobody_shares_are_not_offloaded(results: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import os
 import signal
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,26 @@ def begin() -> None:
     if availability.is_transformers_available():
         importlib.import_module("transformers.integrations.deepspeed")
     GradientAccumulationPlugin.default_short_window = "actual"
+
+
+def run_of(stage: int, of_zero: dict[str, Any] | None = None, **arguments: Any) -> Accelerator:
+    """Begin a run of a stage."""
+    begin()
+    return Accelerator(cpu=True, deepspeed_plugin=plugin(stage, of_zero), **arguments)
+
+
+def runs(settings: Iterable[tuple[int, dict[str, Any]]], **arguments: Any) -> Iterator[tuple[int, Accelerator]]:
+    """Begin a run for each stage and its settings, one after the other."""
+    for stage, of_zero in settings:
+        yield stage, run_of(stage, of_zero, **arguments)
+        reset_all()
+
+
+def step(*optimizers: Any) -> None:
+    """Make a step, and drop the gradients."""
+    for each in optimizers:
+        each.step()
+        each.zero_grad()
 
 
 class Zero2(StrategyConformance):
@@ -142,13 +162,8 @@ def adam(net: nn.Module) -> torch.optim.Optimizer:
 @world(2, quiet=30)
 def test_states_on_the_host_are_stepped_by_deepspeed(stage: int) -> None:
     """Offloaded, AdamW becomes DeepSpeedCPUAdam, and accumulated, clipped and weighted it trains as one process."""
-    begin()
     for case in (Case(accumulation=3, clip=0.05), Case(weighted=True, accumulation=2)):
-        accelerator = Accelerator(
-            cpu=True,
-            deepspeed_plugin=plugin(stage, HOST),
-            gradient_accumulation_steps=case.accumulation,
-        )
+        accelerator = run_of(stage, HOST, gradient_accumulation_steps=case.accumulation)
         data, expected = samples(8 * BATCH, torch.float), model(dtype=torch.float)
         norms = plain(expected, adam(expected), data, 2 * BATCH, case, epochs=2)
         net = model(dtype=torch.float)
@@ -189,8 +204,7 @@ def test_one_plugin_trains_while_another_reads(tmp_path: Path) -> None:
     for start in range(0, len(data), 2 * BATCH):
         x = data[start : start + 2 * BATCH][0]
         (expected(x) - said(x).detach()).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        step(optimizer)
     accelerator, net, optimizer, loader, teacher = student_and_teacher(data, 3, 5)
     assert (net.zero_optimization_stage(), teacher.zero_optimization_stage()) == (2, 3)
     assert accelerator.deepspeed_engine_wrapped.engine is net
@@ -198,8 +212,7 @@ def test_one_plugin_trains_while_another_reads(tmp_path: Path) -> None:
         with torch.no_grad():
             wanted = teacher(x)
         accelerator.backward((net(x) - wanted).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
+        step(optimizer)
     equals(accelerator, net, expected)
     accelerator.save_state(tmp_path / "state")
     reset_all()
@@ -213,8 +226,7 @@ def test_one_plugin_trains_while_another_reads(tmp_path: Path) -> None:
 @world(2, quiet=30)
 def test_a_loss_finds_its_engine() -> None:
     """Of two models that train, each loss finds its own; one of both or none, and a second optimizer, are refused."""
-    begin()
-    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(2))
+    accelerator = run_of(2)
     plains = [model(seed, torch.float) for seed in (3, 5)]
     pairs = [accelerator.prepare(net, adam(net)) for net in (model(seed, torch.float) for seed in (3, 5))]
     (first, _), (second, _) = pairs
@@ -226,8 +238,7 @@ def test_a_loss_finds_its_engine() -> None:
     plains[0].zero_grad()
     for bare, (net, optimizer) in zip(plains, pairs, strict=True):
         accelerator.backward(net(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
+        step(optimizer)
         own = adam(bare)
         bare(x).square().mean().backward()
         own.step()
@@ -254,27 +265,26 @@ EVERYWHERE: tuple[tuple[int, dict[str, Any]], ...] = (
 @world(2, quiet=30)
 def test_losses_of_one_batch_add_up() -> None:
     """Several backward passes count as their sum, and zero_grad drops all; stage 3 refuses two of one forward pass."""
-    begin()
-    for stage, of_zero in EVERYWHERE:
-        accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage, of_zero))
+    for number, (stage, accelerator) in enumerate(runs(EVERYWHERE)):
         data, expected = samples(6 * BATCH, torch.float), model(dtype=torch.float)
         net = model(dtype=torch.float)
         net, optimizer, loader = accelerator.prepare(net, adam(net), DataLoader(data, batch_size=BATCH))
         own = adam(expected)
-        for number, (x, y, _) in enumerate(loader):
-            rows = slice(number * 2 * BATCH, (number + 1) * 2 * BATCH)
+        for batch, (x, y, _) in enumerate(loader):
+            rows = slice(batch * 2 * BATCH, (batch + 1) * 2 * BATCH)
             several_losses(net, x, y, accelerator.backward, once=stage == 3)
             several_losses(expected, *data[rows][:2], torch.Tensor.backward, once=False)
-            if number != 1:  # the gradients of one batch are dropped
+            if batch != 1:  # the gradients of one batch are dropped
                 optimizer.step()
                 own.step()
             optimizer.zero_grad()
             own.zero_grad()
         equals(accelerator, net, expected)
-        if "stage3_param_persistence_threshold" in of_zero:  # with it, even small weights go when they were used
+        if (
+            "stage3_param_persistence_threshold" in EVERYWHERE[number][1]
+        ):  # with it, even small weights go when they were used
             with pytest.raises(RuntimeError, match="size"):
                 several_losses(net, x, y, accelerator.backward, once=False)
-        reset_all()
 
 
 def several_losses(net: Any, x: torch.Tensor, y: torch.Tensor, back: Callable[..., Any], *, once: bool) -> None:
@@ -292,9 +302,7 @@ def several_losses(net: Any, x: torch.Tensor, y: torch.Tensor, back: Callable[..
 @world(2, quiet=30)
 def test_gradients_changed_after_clipping_are_checked_again() -> None:
     """A step reports the norm that clipping left; a NaN that was put there meanwhile stops it."""
-    begin()
-    for stage, of_zero in EVERYWHERE[1:4]:
-        accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage, of_zero))
+    for stage, accelerator in runs(EVERYWHERE[1:4]):
         net = model(dtype=torch.float)
         net, optimizer = accelerator.prepare(net, adam(net))
         x = samples(BATCH, torch.float)[:][0]
@@ -313,19 +321,14 @@ def test_gradients_changed_after_clipping_are_checked_again() -> None:
             after = dict(accelerator.get_state_dict(net))
             changed = [name for name in after if not torch.equal(after[name], before[name])]
             assert len(changed) == (0 if spoiled else len(after)), (stage, spoiled)
-        reset_all()
 
 
 @world(2, quiet=30)
 def test_sixteen_bits_are_the_engines_own() -> None:
     """In bf16, every stage trains as 32 bits do, near enough, accumulated, cut short and clipped."""
-    begin()
     data = samples(6 * BATCH, torch.float)
     norms, weights = [], []
-    for stage, of_zero in EVERYWHERE[1:]:
-        accelerator = Accelerator(
-            cpu=True, mixed_precision="bf16", deepspeed_plugin=plugin(stage, of_zero), gradient_accumulation_steps=2
-        )
+    for _, accelerator in runs(EVERYWHERE[1:], mixed_precision="bf16", gradient_accumulation_steps=2):
         net = model(dtype=torch.float)
         net, optimizer, loader = accelerator.prepare(net, adam(net), DataLoader(data, batch_size=BATCH))
         assert next(net.parameters()).dtype is torch.bfloat16
@@ -334,19 +337,16 @@ def test_sixteen_bits_are_the_engines_own() -> None:
                 accelerator.backward((net(x.bfloat16()) - y.bfloat16()).float().square().mean())
                 if accelerator.sync_gradients:
                     norms.append(float(accelerator.clip_grad_norm_(net.parameters(), 0.5)))
-                optimizer.step()
-                optimizer.zero_grad()
+                step(optimizer)
         state = accelerator.get_state_dict(net)
         weights.append({name: value.float() for name, value in state.items()})
-        reset_all()
     expected, own = model(dtype=torch.float), []
     optimizer = adam(expected)
     for window in ((0, 4), (4, 6)):
         x, y, _ = data[window[0] * BATCH : window[1] * BATCH]
         (expected(x) - y).square().mean().backward()
         own.append(float(nn.utils.clip_grad_norm_(expected.parameters(), 0.5)))
-        optimizer.step()
-        optimizer.zero_grad()
+        step(optimizer)
     torch.testing.assert_close(norms, own * len(weights), rtol=0.02, atol=0.01)
     for state in weights:
         if state:
@@ -371,17 +371,14 @@ def test_the_configuration_decides_the_format() -> None:
 @world(2, quiet=30)
 def test_freed_engines_leave_the_process() -> None:
     """Of engines that were trained and freed one after the other none stays, in any stage; until then, they refuse."""
-    begin()
-    for stage, of_zero in EVERYWHERE[:4]:
-        accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage, of_zero))
+    for stage, accelerator in runs(EVERYWHERE[:4]):
         x, engines = samples(BATCH, torch.float)[:][0], []
         for _ in range(3):
             net = model(dtype=torch.float)
             net, optimizer = accelerator.prepare(net, adam(net))
             for _ in range(3):
                 accelerator.backward(net(x).square().mean())
-                optimizer.step()
-                optimizer.zero_grad()
+                step(optimizer)
             engines.append(weakref.ref(net))
             loss = net(x).square().mean()
             accelerator.free_memory()
@@ -390,7 +387,6 @@ def test_freed_engines_leave_the_process() -> None:
             del net, optimizer, loss
         gc.collect()
         assert [made() for made in engines] == [None] * 3, stage
-        reset_all()
 
 
 @world(2, quiet=30)
@@ -401,12 +397,8 @@ def test_the_configuration_makes_optimizer_and_schedule() -> None:
     for scheduled in ("configuration", "callable"):
         others: dict[str, Any] = {"optimizer": {"type": "AdamW", "params": params}}
         if scheduled == "configuration":
-            warmup = {
-                "warmup_min_lr": "auto",
-                "warmup_max_lr": "auto",
-                "warmup_num_steps": "auto",
-                "total_num_steps": "auto",
-            }
+            names = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+            warmup = dict.fromkeys(names, "auto")
             others["scheduler"] = {"type": "WarmupDecayLR", "params": {**warmup, "warmup_type": "linear"}}
         given = plugin(3, **others)
         accelerator = Accelerator(cpu=True, deepspeed_plugin=given, gradient_accumulation_steps=2)
@@ -436,8 +428,7 @@ def test_the_configuration_makes_optimizer_and_schedule() -> None:
                 group["lr"] = {"callable": 0.05 / (window + 1), "configuration": [0.0, rates[0]][window]}[scheduled]
             x, y, _ = data[window * 4 * BATCH : (window + 1) * 4 * BATCH]
             (expected(x) - y).square().mean().backward()
-            reference.step()
-            reference.zero_grad()
+            step(reference)
         equals(accelerator, net, expected)
         reset_all()
 
@@ -485,40 +476,27 @@ def test_contradictions_are_refused_before_an_engine_is_made() -> None:
         prepares(plugin(3, {"reduce_bucket_size": "auto"}), optimizer=None)
     with pytest.raises(EngineUnavailableError, match="fp8"):
         prepares(plugin(2), mixed_precision="fp8")
+    # The engine makes its own steps, which a meter would never see.
+    with pytest.raises(EngineUnavailableError, match="MeterKwargs under deepspeed"):
+        prepares(plugin(2), kwargs_handlers=[MeterKwargs()])
     with pytest.raises(ValueError, match="fp16 is not supported"):  # DeepSpeed's own
         prepares(plugin(2, fp16={"enabled": True}))
 
 
 @world(2, quiet=30)
-def test_weights_are_gathered_only_as_configured(tmp_path: Path) -> None:
-    """In stage 3, save_model and get_state_dict without the 16-bit gather are refused, and write nothing."""
-    begin()
-    given = plugin(3, {"stage3_gather_16bit_weights_on_model_save": False})
-    accelerator = Accelerator(cpu=True, deepspeed_plugin=given)
-    net = model(dtype=torch.float)
-    net, _ = accelerator.prepare(net, adam(net))
-    with pytest.raises(EngineUnavailableError, match=r"got accelerator\.ema"):
-        accelerator.ema(net)
-    with pytest.raises(ConfigurationError, match="stage3_gather_16bit_weights_on_model_save=false"):
-        accelerator.get_state_dict(net)
-    with pytest.raises(ConfigurationError, match="stage3_gather_16bit_weights_on_model_save=false"):
-        accelerator.save_model(net, tmp_path / "model")
-    assert not (tmp_path / "model").exists() or not list((tmp_path / "model").iterdir())
-
-
-@world(2, quiet=30)
 def test_sixteen_bits_are_saved_whole_by_both_ways(tmp_path: Path) -> None:
-    """Under stage 3 with the gather, save_model and DeepSpeed's save_16bit_model write the same weights in 16 bits."""
-    begin()
-    for stage, gathers in ((2, False), (3, True), (3, False)):
-        given = plugin(stage, {"stage3_gather_16bit_weights_on_model_save": gathers})
-        accelerator = Accelerator(cpu=True, mixed_precision="bf16", deepspeed_plugin=given)
+    """Where weights are gathered, save_model and DeepSpeed's save_16bit_model write the same; else, neither writes."""
+    gathering = [
+        (stage, {"stage3_gather_16bit_weights_on_model_save": gathers})
+        for stage, gathers in ((2, False), (3, True), (3, False))
+    ]
+    for number, (_, accelerator) in enumerate(runs(gathering, mixed_precision="bf16")):
         net = model(dtype=torch.float)
         expected = {name: value.bfloat16() for name, value in net.state_dict().items()}
         net, _ = accelerator.prepare(net, adam(net))
-        folder = tmp_path / f"{stage} {gathers}"
+        folder = tmp_path / str(number)
         written = net.save_16bit_model(str(folder / "own"), "weights.bin")
-        assert written is (stage == 2 or gathers)
+        assert written is (number < 2)
         if written:
             accelerator.save_model(net, folder / "model")
             if accelerator.is_main_process:
@@ -528,26 +506,52 @@ def test_sixteen_bits_are_saved_whole_by_both_ways(tmp_path: Path) -> None:
                 torch.testing.assert_close(whole, expected, rtol=0, atol=0)
         else:
             assert not (folder / "own" / "weights.bin").exists()
-            with pytest.raises(ConfigurationError, match="stage3_gather_16bit_weights_on_model_save=false"):
-                accelerator.save_model(net, folder / "model")
+            with pytest.raises(EngineUnavailableError, match=r"got accelerator\.ema"):
+                accelerator.ema(net)
+            for gather, more in ((accelerator.get_state_dict, ()), (accelerator.save_model, (folder / "model",))):
+                with pytest.raises(ConfigurationError, match="stage3_gather_16bit_weights_on_model_save=false"):
+                    gather(net, *more)
+            assert not list(folder.glob("model/*"))
         accelerator.wait_for_everyone()
-        reset_all()
+
+
+def language_model(given: DeepSpeedPlugin, kind: str, seed: int, **sizes: int) -> tuple[Accelerator, Any, Any, Any]:
+    """Return a run of a small model of a kind, the model that it prepared, its optimizer, and a plain copy."""
+    begin()
+    accelerator = Accelerator(cpu=True, deepspeed_plugin=given)
+    transformers: Any = importlib.import_module("transformers")
+    sizes |= {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=32, num_hidden_layers=2, **sizes)
+    torch.manual_seed(seed)
+    net = getattr(transformers, f"{kind}ForCausalLM")(config)
+    expected = copy.deepcopy(net)
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5))
+    return accelerator, net, optimizer, expected
+
+
+def trains_as(
+    expected: Any, accelerator: Accelerator, net: Any, optimizer: Any, rows: torch.Tensor, own: slice, clip: float
+) -> None:
+    """Train a prepared model on its rows, and a plain one on all of them: norms and weights are equal."""
+    plain_optimizer = torch.optim.SGD(expected.parameters(), lr=0.5)
+    for _ in range(3):
+        loss = net(input_ids=rows[own], labels=rows[own]).loss
+        wanted = expected(input_ids=rows, labels=rows).loss
+        accelerator.backward(loss)
+        wanted.backward()
+        if own == slice(None):
+            torch.testing.assert_close(loss, wanted)
+        norm = accelerator.clip_grad_norm_(net.parameters(), clip)
+        torch.testing.assert_close(norm.float(), nn.utils.clip_grad_norm_(expected.parameters(), clip))
+        step(optimizer, plain_optimizer)
+    equals(accelerator, net, expected)
 
 
 def split(stage: int, seed: int = 0) -> tuple[Accelerator, Any, Any, Any]:
     """Return a run of a small Llama whose layers DeepSpeed splits over both ranks, its parts, and a plain copy."""
-    begin()
-    parts = {"tensor_parallel": {"autotp_size": 2}}
-    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage, **parts))
-    assert accelerator._runtime.layout.replicas == 1
-    transformers: Any = importlib.import_module("transformers")
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config = transformers.LlamaConfig(vocab_size=32, num_hidden_layers=2, **sizes)
-    torch.manual_seed(seed)
-    net = transformers.LlamaForCausalLM(config)
-    expected = copy.deepcopy(net)
-    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5))
-    return accelerator, net, optimizer, expected
+    found = language_model(plugin(stage, tensor_parallel={"autotp_size": 2}), "Llama", seed)
+    assert found[0]._runtime.layout.replicas == 1
+    return found
 
 
 @requires("transformers")
@@ -555,19 +559,8 @@ def split(stage: int, seed: int = 0) -> tuple[Accelerator, Any, Any, Any]:
 def test_layers_that_deepspeed_splits_train_as_on_one_process(tmp_path: Path) -> None:
     """Losses, norms and weights are whole ones, also saved and restored; stage 0 has no common norm and says so."""
     accelerator, net, optimizer, expected = split(1)
-    own = torch.optim.SGD(expected.parameters(), lr=0.5)
     rows = torch.arange(24).reshape(3, 8) % 32
-    for _ in range(3):
-        loss, wanted = net(input_ids=rows, labels=rows).loss, expected(input_ids=rows, labels=rows).loss
-        accelerator.backward(loss)
-        wanted.backward()
-        torch.testing.assert_close(loss, wanted)
-        norm = accelerator.clip_grad_norm_(net.parameters(), 0.1)
-        torch.testing.assert_close(norm.float(), nn.utils.clip_grad_norm_(expected.parameters(), 0.1))
-        for each in (optimizer, own):
-            each.step()
-            each.zero_grad()
-    equals(accelerator, net, expected)
+    trains_as(expected, accelerator, net, optimizer, rows, slice(None), 0.1)
     accelerator.save_state(tmp_path / "state")
     accelerator.save_model(net, tmp_path / "model")
     reset_all()
@@ -592,40 +585,20 @@ def test_experts_are_gathered_as_one(tmp_path: Path) -> None:
 
     Each rank's tokens go to other experts, which would gather other weights where experts are modules of their own.
     """
-    begin()
-    transformers: Any = importlib.import_module("transformers")
     given = plugin(3, {"stage3_param_persistence_threshold": 0})
     given.transformer_moe_cls_names = "MixtralSparseMoeBlock"
-    accelerator = Accelerator(cpu=True, deepspeed_plugin=given)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
-    config = transformers.MixtralConfig(vocab_size=32, num_hidden_layers=2, num_local_experts=4, **sizes)
-    torch.manual_seed(0)
-    net = transformers.MixtralForCausalLM(config)
-    expected = copy.deepcopy(net)
-    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5))
+    accelerator, net, optimizer, expected = language_model(given, "Mixtral", 0, num_local_experts=4)
     from deepspeed.utils import z3_leaf_module
 
     leaves = [name for name, module in net.named_modules() if z3_leaf_module(module)]
     assert [type(net.get_submodule(name)).__name__ for name in leaves] == ["MixtralSparseMoeBlock"] * 2
-    own = torch.optim.SGD(expected.parameters(), lr=0.5)
-    rows = torch.arange(32).reshape(4, 8) * 3 % 32
-    part = rows[accelerator.process_index * 2 :][:2]
-    for _ in range(3):
-        accelerator.backward(net(input_ids=part, labels=part).loss)
-        expected(input_ids=rows, labels=rows).loss.backward()
-        norm = accelerator.clip_grad_norm_(net.parameters(), 0.5)
-        torch.testing.assert_close(norm.float(), nn.utils.clip_grad_norm_(expected.parameters(), 0.5))
-        for each in (optimizer, own):
-            each.step()
-            each.zero_grad()
-    equals(accelerator, net, expected)
+    rows, first = torch.arange(32).reshape(4, 8) * 3 % 32, accelerator.process_index * 2
+    trains_as(expected, accelerator, net, optimizer, rows, slice(first, first + 2), 0.5)
 
 
 def prepared(stage: int, seed: int) -> tuple[Accelerator, Any, Any, Any]:
     """Return a run, and model, optimizer and loader that it prepared."""
-    begin()
-    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(stage))
-    net = model(seed, torch.float)
+    accelerator, net = run_of(stage), model(seed, torch.float)
     loader = DataLoader(samples(8 * BATCH, torch.float), batch_size=BATCH)
     return accelerator, *accelerator.prepare(net, adam(net), loader)
 
@@ -636,54 +609,45 @@ def losses_of(accelerator: Accelerator, net: Any, optimizer: Any, loader: Any) -
     for x, y, _ in loader:
         loss = (net(x) - y).square().mean()
         accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        step(optimizer)
         found.append(loss.item())
     return found
 
 
 @world(2, quiet=30)
-def saves_and_refuses(folder: Path) -> None:
-    """Save in two stages, and load neither damaged nor in another stage."""
+def test_checkpoints_of_deepspeed_load_whole_or_not_at_all(tmp_path: Path) -> None:
+    """DeepSpeed's own program reads them bit by bit; damage and another stage are refused."""
     for stage in (2, 3):
         accelerator, net, *others = prepared(stage, 3)
         losses_of(accelerator, net, *others)
-        accelerator.save_state(folder / str(stage))
+        accelerator.save_state(tmp_path / str(stage))
         whole = dict(accelerator.get_state_dict(net))
         if accelerator.is_main_process:
-            listed = Manifest.read(folder / str(stage))
-            present = [path for path in (folder / str(stage)).rglob("*") if path.is_file()]
-            names = {path.relative_to(folder / str(stage)).as_posix() for path in present}
+            listed = Manifest.read(tmp_path / str(stage))
+            present = [path for path in (tmp_path / str(stage)).rglob("*") if path.is_file()]
+            names = {path.relative_to(tmp_path / str(stage)).as_posix() for path in present}
             names -= {MANIFEST_NAME, f"{LISTS_NAME}/1.json"}
             assert listed is not None
             assert names == {entry.name for entry in listed.entries}
-            assert not listed.damages(folder / str(stage))
+            assert not listed.damages(tmp_path / str(stage))
             from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-            assert (folder / str(stage) / "latest").read_text() == "pytorch_model"
-            found = get_fp32_state_dict_from_zero_checkpoint(str(folder / str(stage)))
+            assert (tmp_path / str(stage) / "latest").read_text() == "pytorch_model"
+            found = get_fp32_state_dict_from_zero_checkpoint(str(tmp_path / str(stage)))
             torch.testing.assert_close(dict(found), whole, rtol=0, atol=0)
         accelerator.wait_for_everyone()
         reset_all()
     accelerator, *_ = prepared(3, 11)
     with pytest.raises(CheckpointError, match="another stage of ZeRO"):
-        accelerator.load_state(folder / "2")
+        accelerator.load_state(tmp_path / "2")
     if accelerator.is_main_process:
-        file = folder / "3" / "pytorch_model" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        file = tmp_path / "3" / "pytorch_model" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
     accelerator.wait_for_everyone()
     with pytest.raises(CheckpointError, match="zero_pp_rank_1_mp_rank_00_optim_states"):
-        accelerator.load_state(folder / "3")
-
-
-@world(2)
-def test_a_meter_is_refused() -> None:
-    """The engine makes its own steps, which a meter would never see."""
-    begin()
-    with pytest.raises(EngineUnavailableError, match="MeterKwargs under deepspeed"):
-        Accelerator(cpu=True, deepspeed_plugin=plugin(2), kwargs_handlers=[MeterKwargs()])
+        accelerator.load_state(tmp_path / "3")
 
 
 MOVED: tuple[tuple[int, str, dict[str, Any]], ...] = (
@@ -699,9 +663,8 @@ MOVED: tuple[tuple[int, str, dict[str, Any]], ...] = (
 
 def moved(folder: Path, number: int, seed: int) -> tuple[Accelerator, Any, Any]:
     """Return a run, and a model with a frozen weight and an optimizer with two groups that it prepared."""
-    begin()
     stage, precision, of_zero = MOVED[number]
-    accelerator = Accelerator(cpu=True, mixed_precision=precision, deepspeed_plugin=plugin(stage, of_zero))
+    accelerator = run_of(stage, of_zero, mixed_precision=precision)
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 3), nn.Linear(3, 3))
     net.register_buffer("seen", torch.zeros((), dtype=torch.long))
@@ -739,8 +702,7 @@ def steps_once(accelerator: Accelerator, net: Any, optimizer: Any) -> None:
     """Train on a batch that is the same for all ranks."""
     x = torch.linspace(-1, 1, 12).reshape(4, 3).to(next(net.parameters()).dtype)
     accelerator.backward(net(x).float().square().mean())
-    optimizer.step()
-    optimizer.zero_grad()
+    step(optimizer)
     net.module.seen += 1
 
 
@@ -798,11 +760,6 @@ def test_other_numbers_of_ranks_go_on_from_a_checkpoint(tmp_path: Path) -> None:
             torch.testing.assert_close(value, wanted, rtol=0, atol=0)
 
 
-def test_checkpoints_of_deepspeed_load_whole_or_not_at_all(tmp_path: Path) -> None:
-    """DeepSpeed's own program reads them bit by bit; damage and another stage are refused."""
-    saves_and_refuses(tmp_path)
-
-
 def dies_in_a_save(folder: Path, stage: int) -> None:
     """Save, behind training or not, note the next losses, and save again: one rank is killed before it writes."""
     accelerator, *own = prepared(stage, 3)
@@ -856,7 +813,6 @@ class Adapted(nn.Module):
 @world(2, quiet=30)
 def test_packed_weights_train_whole_and_are_refused_in_parts() -> None:
     """They compute as on one process, after an evaluation too; stage 3 on a CPU, where they would not, is refused."""
-    begin()
     warnings.filterwarnings("ignore", "bitsandbytes::", UserWarning)  # torch warns of a kernel without a derivative
     batch = torch.randn(BATCH, 64, generator=torch.Generator().manual_seed(1))
 
@@ -869,8 +825,7 @@ def test_packed_weights_train_whole_and_are_refused_in_parts() -> None:
             found.append(loss.item())
             if trains:
                 backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
+                step(optimizer)
         return found
 
     def adapters(net: nn.Module) -> torch.optim.Optimizer:
@@ -878,12 +833,11 @@ def test_packed_weights_train_whole_and_are_refused_in_parts() -> None:
 
     alone, parts = Adapted(), Adapted()
     expected = losses(alone, adapters(alone), torch.Tensor.backward)
-    for stage in (0, 1, 2):
-        ours, accelerator = Adapted(), Accelerator(cpu=True, deepspeed_plugin=plugin(stage))
+    for stage, accelerator in runs((stage, {}) for stage in (0, 1, 2)):
+        ours = Adapted()
         prepared = accelerator.prepare(ours, adapters(ours))
         assert losses(*prepared, accelerator.backward) == pytest.approx(expected, abs=1e-6), stage
-        reset_all()
-    accelerator = Accelerator(cpu=True, deepspeed_plugin=plugin(3, {"stage3_param_persistence_threshold": 0}))
+    accelerator = run_of(3, {"stage3_param_persistence_threshold": 0})
     before = dict(parts.named_parameters())
     with pytest.raises(PreparationError, match="got Adapted in 4 bits on cpu"):
         accelerator.prepare(parts, adapters(parts))

@@ -61,12 +61,6 @@ def test_a_flag_reaches_the_plugin(option: Option) -> None:
             assert getattr(MegatronLMPlugin(), option.field) == option.parser(value)
 
 
-def test_nothing_of_it_reaches_other_runs() -> None:
-    """Without the engine its variables stay away, whatever was typed."""
-    child = child_environment(settings("--megatron-lm-tp-degree", "2", "s.py"))
-    assert not [name for name in child if "MEGATRON" in name]
-
-
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give the command an empty home."""
@@ -133,7 +127,9 @@ def test_it_is_refused_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_run_may_start_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a launch tells its processes, a launch inside of them reads, and tells its own processes the same."""
+    """What a launch tells its processes, a launch inside of them tells its own; a run without the engine gets none."""
+    plain = child_environment(settings("--megatron-lm-tp-degree", "2", "s.py"))
+    assert not [name for name in plain if "MEGATRON" in name]
     outer = child_environment(settings("--use-megatron-lm", "--num-processes", "2", "s.py"))
     for name, value in outer.items():
         monkeypatch.setenv(name, value)

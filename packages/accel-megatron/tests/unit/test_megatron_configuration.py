@@ -36,13 +36,16 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_are_numbered_as_megatron_does(installed: None) -> None:
-    """Tensor parallel runs fastest and stages slowest; only ranks between them read different data."""
+    """Tensor parallel runs fastest and stages slowest, with readers between; axes beside Megatron's are refused."""
     plugin = MegatronLMPlugin(tp_degree=2, pp_degree=2)
     layouts = [MegatronStrategy.lay_out(rank, 8, None, plugin) for rank in range(8)]
     assert [layout.place(("tp",)) for layout in layouts] == [0, 1] * 4
     assert [layout.place(("pp",)) for layout in layouts] == [0] * 4 + [1] * 4
     assert layouts[0].parts == (0, 0, 1, 1, 0, 0, 1, 1)
     assert (layouts[0].replicas, layouts[0].readers) == (2, (0, 2))
+    for axis in ("tp", "ep"):
+        with pytest.raises(EngineUnavailableError, match=rf"with \['{axis}'\]\. .*tp_degree"):
+            MegatronStrategy.lay_out(0, 2, ParallelismConfig(**{f"{axis}_size": 2}), MegatronLMPlugin())
 
 
 @pytest.mark.parametrize(
@@ -75,19 +78,15 @@ def test_what_megatron_core_lacks_is_refused(
 
 
 def test_without_the_library_a_run_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the run exists then."""
+    """Nothing of the run exists then, and functions that speak of one refuse."""
     absent = Presence(None, "megatron-core is not installed", "pip install megatron-core transformers")
     monkeypatch.setattr(Engine, "presence", lambda engine: absent)
     with pytest.raises(MissingDependencyError, match="Run `pip install megatron-core transformers`"):
         Accelerator(cpu=True, megatron_lm_plugin=MegatronLMPlugin())
     assert not any_set()
-
-
-def test_a_mesh_beside_degrees_is_refused(installed: None) -> None:
-    """Megatron has its own axes."""
-    for axis in ("tp", "ep"):
-        with pytest.raises(EngineUnavailableError, match=rf"with \['{axis}'\]\. .*tp_degree"):
-            MegatronStrategy.lay_out(0, 2, ParallelismConfig(**{f"{axis}_size": 2}), MegatronLMPlugin())
+    monkeypatch.setattr(run, "_now", [])
+    with pytest.raises(StateError, match="Accelerator"):
+        run.current()
 
 
 def test_models_that_megatron_core_does_not_have_are_refused() -> None:
@@ -164,6 +163,10 @@ def test_labels_are_moved_as_transformers_moves_them() -> None:
     left = {**data, "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])}
     with pytest.raises(DataError, match="padding_side='right'"):
         batches.gpt_batch(of_batches(), left, from_megatron=False)
+    # True is hidden: later tokens for a decoder, padding for those who look at an encoder.
+    assert batches.decoder_mask(2, torch.device("cpu")).tolist() == [[[[False, True], [False, False]]]]
+    hidden = batches.pair_mask(torch.ones(1, 1), torch.tensor([[1, 0]]))
+    assert hidden.tolist() == [[[[False, True]]]]
 
 
 @pytest.mark.parametrize(
@@ -184,17 +187,3 @@ def test_batches_that_cannot_be_cut_are_refused(rows: int, length: int, plugin: 
     """Samples that micro batches do not share equally, and tokens that ranks do not, are named with their numbers."""
     with pytest.raises(DataError, match=message):
         batches.check(of_batches(**plugin), {"input_ids": torch.zeros(rows, length)})
-
-
-def test_masks_hide_what_comes_later_and_padding() -> None:
-    """True is hidden: later tokens for a decoder, padding for those who look at an encoder."""
-    assert batches.decoder_mask(2, torch.device("cpu")).tolist() == [[[[False, True], [False, False]]]]
-    hidden = batches.pair_mask(torch.ones(1, 1), torch.tensor([[1, 0]]))
-    assert hidden.tolist() == [[[[False, True]]]]
-
-
-def test_functions_need_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an Accelerator that trains with Megatron there is nothing to speak of."""
-    monkeypatch.setattr(run, "_now", [])
-    with pytest.raises(StateError, match="Accelerator"):
-        run.current()

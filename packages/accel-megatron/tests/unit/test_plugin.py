@@ -33,7 +33,7 @@ def test_every_option_fills_its_field(monkeypatch: pytest.MonkeyPatch, row: Opti
 
 
 def test_arguments_carry_megatrons_names() -> None:
-    """Fields with another name in Megatron-LM are translated, others pass as they are."""
+    """Fields with another name in Megatron-LM are translated, others pass; its own logging needs Megatron-LM."""
     plugin = MegatronLMPlugin(tp_degree=2, gradient_clipping=0.1, other_megatron_args={"extra": 1})
     arguments = plugin.megatron_lm_default_args
     assert arguments["tensor_model_parallel_size"] == 2
@@ -42,6 +42,8 @@ def test_arguments_carry_megatrons_names() -> None:
     assert arguments["eval_iters"] == 100
     assert (plugin.DDP_impl, arguments["DDP_impl"]) == ("local", "local")
     assert MegatronLMPlugin().DDP_impl == "torch"
+    with pytest.raises(MissingDependencyError, match="Megatron-LM"):
+        MegatronLMPlugin(set_all_logging_options=True)
 
 
 @pytest.mark.parametrize(("word", "flag"), [("fp16", "fp16"), ("bf16", "bf16"), ("no", None)])
@@ -54,16 +56,9 @@ def test_number_format(word: str, flag: str | None) -> None:
     assert plugin.DDP_impl == ("local" if word == "bf16" else "torch")
 
 
-def test_batch_sizes_multiply() -> None:
-    """The global batch is that of a rank times ranks times parts."""
-    plugin = MegatronLMPlugin(num_micro_batches=3)
-    plugin.set_training_args(4, 2)
-    assert plugin.megatron_lm_default_args["global_batch_size"] == 24
-
-
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-def test_adam_is_translated(kind: type[torch.optim.Optimizer]) -> None:
-    """An Adam's settings reach Megatron-LM under its names."""
+def test_optimizers_are_translated(kind: type[torch.optim.Optimizer]) -> None:
+    """Settings of an Adam, and the momentum of SGD, get Megatron-LM's names; an optimizer that it lacks is refused."""
     plugin = MegatronLMPlugin()
     plugin.set_optimizer_type(kind([torch.zeros(1)], lr=0.3, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.2))  # type: ignore[call-arg]
     expected = {
@@ -75,11 +70,6 @@ def test_adam_is_translated(kind: type[torch.optim.Optimizer]) -> None:
         "weight_decay": 0.2,
     }
     assert {name: plugin.megatron_lm_default_args[name] for name in expected} == expected
-
-
-def test_sgd_is_translated_and_others_refused() -> None:
-    """SGD is known with its momentum; an optimizer that Megatron-LM lacks is refused by name."""
-    plugin = MegatronLMPlugin()
     plugin.set_optimizer_type(torch.optim.SGD([torch.zeros(1)], lr=0.3, momentum=0.9))
     assert plugin.megatron_lm_default_args["sgd_momentum"] == 0.9
     with pytest.raises(ConfigurationError, match="Adagrad"):
@@ -87,23 +77,18 @@ def test_sgd_is_translated_and_others_refused() -> None:
 
 
 def test_schedule_is_counted_per_run() -> None:
-    """Steps of a schedule are divided by the ranks, and samples give way to steps with a warning."""
-    plugin = MegatronLMPlugin(train_samples=50)
+    """Parts and ranks multiply the batch and divide the schedule; samples give way to steps with a warning."""
+    plugin = MegatronLMPlugin(train_samples=50, num_micro_batches=3)
     plugin.set_training_args(4, 2)
+    assert plugin.megatron_lm_default_args["global_batch_size"] == 24
     with pytest.warns(UserWarning, match="train_samples"):
         plugin.set_scheduler_args(SimpleNamespace(total_num_steps=10, warmup_num_steps=2))
     arguments = plugin.megatron_lm_default_args
     assert (arguments["train_iters"], arguments["lr_warmup_iters"], arguments["train_samples"]) == (5, 1, None)
 
 
-def test_logging_everything_needs_megatron() -> None:
-    """Asking for everything that Megatron-LM logs without Megatron-LM says what to install."""
-    with pytest.raises(MissingDependencyError, match="Megatron-LM"):
-        MegatronLMPlugin(set_all_logging_options=True)
-
-
 def test_models_are_described() -> None:
-    """Each kind of model is described by its own parser, with sequence lengths from field, batch or model."""
+    """Each kind has its own parser, with lengths from field, batch or model; a BERT says whether it pretrains."""
     batch = {"input_ids": torch.zeros(2, 9), "labels": torch.zeros(2, 5)}
     plugin = MegatronLMPlugin()
     plugin.set_network_size_args(_model("llama", **_LLAMA))
@@ -118,14 +103,10 @@ def test_models_are_described() -> None:
     plugin.set_network_size_args(_model("t5", d_model=64, num_layers=3, num_heads=4, n_positions=128), batch)
     arguments = plugin.megatron_lm_default_args
     assert (arguments["encoder_seq_length"], arguments["decoder_seq_length"]) == (9, 5)
-
-
-@pytest.mark.parametrize(("name", "pretraining"), [("BertForMaskedLM", True), ("BertForSequenceClassification", False)])
-def test_bert_says_whether_it_pretrains(name: str, pretraining: bool) -> None:
-    """Only a model with a language-model head counts as pretraining."""
-    plugin = MegatronLMPlugin()
-    plugin.set_network_size_args(_model("megatron-bert", name, num_labels=3, **_LLAMA))
-    assert plugin.megatron_lm_default_args["pretraining_flag"] is pretraining
+    for name, pretrains in (("BertForMaskedLM", True), ("BertForSequenceClassification", False)):
+        plugin = MegatronLMPlugin()
+        plugin.set_network_size_args(_model("megatron-bert", name, num_labels=3, **_LLAMA))
+        assert plugin.megatron_lm_default_args["pretraining_flag"] is pretrains
 
 
 def test_mixture_of_experts_is_described() -> None:

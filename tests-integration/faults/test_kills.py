@@ -211,22 +211,6 @@ def test_killed_between_every_two_system_calls_of_a_save(
         assert (tmp_path / "ckpt" / "logs").is_dir()
 
 
-def test_one_rank_killed_in_save_state_ends_the_others(tmp_path: Path) -> None:
-    """The survivor ends with an error, long before anybody would call it a hang, and the checkpoint is intact."""
-    ranks = start(tmp_path, RANKS, seed=0, automatic=False, saves=1000, pause=0.005, timeout=limits.limit())
-    while completed(tmp_path) < 1:
-        time.sleep(0.005)
-    while phase(tmp_path, 1) != "write":
-        time.sleep(0.0002)
-    kill(ranks[1:])
-    deadline = limits.Deadline()
-    codes = end(ranks)
-    assert codes[1] == -signal.SIGKILL
-    assert codes[0] == 1
-    assert not deadline.is_over
-    assert count_on_disk(tmp_path, False) in (completed(tmp_path), completed(tmp_path) + 1)
-
-
 def stop(rank: BaseProcess, store: Path) -> None:
     """Stop a rank, but not while it locks torch's file store: a lock is held up for all, whatever their timeout."""
     assert rank.pid is not None
@@ -245,17 +229,26 @@ def stop(rank: BaseProcess, store: Path) -> None:
         time.sleep(0.01)
 
 
-def test_one_rank_stopped_in_save_state_ends_the_others_in_time(tmp_path: Path) -> None:
-    """A rank that neither goes on nor dies: the others end when the configured timeout is over."""
-    ranks = start(tmp_path, RANKS, seed=0, automatic=False, saves=1000, pause=0.005, timeout=3 * limits.slowness())
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+def test_one_rank_lost_in_save_state_ends_the_others(tmp_path: Path, way: str) -> None:
+    """Where one dies, the other ends long before anybody would call it a hang; else when the timeout is over."""
+    seconds = limits.limit() if way == "killed" else 3 * limits.slowness()
+    ranks = start(tmp_path, RANKS, seed=0, automatic=False, saves=1000, pause=0.005, timeout=seconds)
     while completed(tmp_path) < 1:
         time.sleep(0.005)
-    stop(ranks[1], tmp_path / "meeting")
+    if way == "killed":
+        while phase(tmp_path, 1) != "write":
+            time.sleep(0.0002)
+        kill(ranks[1:])
+    else:
+        stop(ranks[1], tmp_path / "meeting")
     deadline = limits.Deadline()
     ranks[0].join(limits.limit())
     code = ranks[0].exitcode
-    kill(ranks[1:])
-    end(ranks)
+    in_time = not deadline.is_over
+    if way == "stopped":
+        kill(ranks[1:])
+    assert end(ranks)[1] == -signal.SIGKILL
     assert code == 1
-    assert not deadline.is_over
+    assert in_time
     assert count_on_disk(tmp_path, False) in (completed(tmp_path), completed(tmp_path) + 1)

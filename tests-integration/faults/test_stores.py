@@ -31,6 +31,8 @@ from accel_testing import limits, requires, world
 
 ROOT = Path(__file__).parents[2]
 GRID = pytest.mark.full("another case of a grid")
+ALONE = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # each rank on a machine of its own
+COMMAND = [sys.executable, "-m", "accel_launch"]
 STEPS = """
 import sys, torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -155,8 +157,7 @@ def test_sharded_runs_come_back_on_other_numbers_of_ranks(
     """Ranks upload their shards, and any number of ranks, of one machine or two, loads them."""
     arguments = settings(s3), str(tmp_path), f"{bucket}/run", tmp_path / "told", kind
     world(saving, quiet=20)(save_sharded)(*arguments)
-    alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"} if machines > 1 else {}
-    world(loading, quiet=20, environment=alone)(load_sharded)(*arguments)
+    world(loading, quiet=20, environment=ALONE if machines > 1 else {})(load_sharded)(*arguments)
 
 
 def load_damaged(variables: dict[str, str], temporary: str, address: str) -> None:
@@ -185,8 +186,7 @@ def test_partial_reads_find_a_damaged_piece_of_a_shard(
     raw = bytearray(fs.cat_file(name))
     raw[len(raw) // 2] ^= 1
     fs.pipe_file(name, bytes(raw))
-    alone = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    world(2, quiet=20, environment=alone)(load_damaged)(*arguments[:3])
+    world(2, quiet=20, environment=ALONE)(load_damaged)(*arguments[:3])
 
 
 @pytest.mark.full("another case of a grid")
@@ -194,7 +194,7 @@ def test_check_resume_saves_to_a_store(s3: FaultyProxy, bucket: str, tmp_path: P
     """`check-resume --store` saves the interrupted run at an address, passes, and leaves nothing there."""
     script = tmp_path / "steps.py"
     script.write_text(STEPS)
-    command = [sys.executable, "-m", "accel_launch", "check-resume", "--cpu", "--at", "2", "--steps", "4"]
+    command = [*COMMAND, "check-resume", "--cpu", "--at", "2", "--steps", "4"]
     done = limits.run([*command, "--store", f"{bucket}/checked", str(script)], quiet=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "identical" in done.stdout
@@ -210,15 +210,8 @@ def test_merge_weights_reads_and_writes_stores(s3: FaultyProxy, bucket: str, tmp
     world(2, quiet=20)(save_sharded)(*arguments)
     found = address_of(bucket)
     assert isinstance(found, Address)
-    merge = [
-        sys.executable,
-        "-m",
-        "accel_launch",
-        "merge-weights",
-        f"{bucket}/run/pytorch_model_fsdp_0",
-        f"{bucket}/merged",
-    ]
-    done = limits.run(merge, quiet=60)
+    merge = ["merge-weights", f"{bucket}/run/pytorch_model_fsdp_0", f"{bucket}/merged"]
+    done = limits.run([*COMMAND, *merge], quiet=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert store.Store(found).sizes("merged").keys() == {"model.safetensors"}
 
@@ -227,8 +220,16 @@ def test_merge_weights_reads_and_writes_stores(s3: FaultyProxy, bucket: str, tmp
 @pytest.mark.full("a whole training")
 def test_an_example_that_is_killed_goes_on_from_a_store(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:
     """`train_digits.py` is killed after its save to `s3://`, resumed, and ends with the weights of a run in one go."""
-    launch = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", "2"]
-    command = [*launch, str(ROOT / "examples" / "train_digits.py"), "--folder", str(tmp_path / "run")]
+    command = [
+        *COMMAND,
+        "launch",
+        "--cpu",
+        "--num-processes",
+        "2",
+        str(ROOT / "examples" / "train_digits.py"),
+        "--folder",
+        str(tmp_path / "run"),
+    ]
     straight = limits.run([*command, "--state", f"{bucket}/straight"], quiet=120)
     assert straight.returncode == 0, straight.stderr
     killed = subprocess.Popen(

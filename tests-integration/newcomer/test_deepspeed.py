@@ -104,13 +104,23 @@ def launched(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]
     return started(["-m", "accel_launch", "launch", *words], folder)
 
 
+def found_by(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return what a program found that ended well: its line of JSON."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
+
+
+def equal(found: dict[str, Any], expected: dict[str, Any], **near: float) -> None:
+    """Compare norms and weights."""
+    for key in ("norms", "weights"):
+        assert found[key] == pytest.approx(expected[key], **(near or {"rel": 1e-4, "abs": 1e-5})), key
+
+
 @functools.cache
 def plain(steps: int) -> dict[str, Any]:
     """Return what the script finds on one process without DeepSpeed."""
     variables = {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(steps), "ACCELERATE_USE_CPU": "true"}
-    done = started([str(SCRIPT)], HERE, **variables)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return found_by(started([str(SCRIPT)], HERE, **variables))
 
 
 @requires("deepspeed", "accelerate")
@@ -119,17 +129,13 @@ def test_a_template_trains_as_one_process(kind: str, tmp_path: Path) -> None:
     """A script without a word of DeepSpeed is launched with each kind of file; norms and weights are plain ones."""
     (tmp_path / "config.yaml").write_text(TEMPLATES[kind])
     (tmp_path / "ds.json").write_text(json.dumps(OFFLOADED))
-    done = launched(["--config_file", "config.yaml", str(SCRIPT)], tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = dict(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
+    found = found_by(launched(["--config_file", "config.yaml", str(SCRIPT)], tmp_path))
     expected = plain(2 if "two batches" in kind else 1)
     offloaded, sixteen = "offloaded" in kind, "bf16" in kind
     assert (found["stage"], found["world"]) == (int(kind[4]), 2)
     assert found["optimizer"] == ("DeepSpeedCPUAdam" if offloaded else "AdamW")
     assert found["dtype"] == ("torch.bfloat16" if sixteen else "torch.float32")
-    near = {"rel": 0.05, "abs": 0.02} if sixteen else {"rel": 1e-4, "abs": 1e-5}
-    for key in ("norms", "weights"):
-        assert found[key] == pytest.approx(expected[key], **near), key
+    equal(found, expected, **({"rel": 0.05, "abs": 0.02} if sixteen else {}))
 
 
 @requires("deepspeed", "accelerate", "transformers")
@@ -140,19 +146,14 @@ def test_sequences_are_shared_by_flags_alone(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     script = [str(HERE / "sequences_script.py"), str(tmp_path / "model")]
-    done = started(script, tmp_path, ACCELERATE_USE_CPU="true")
-    assert done.returncode == 0, done.stderr
-    expected = dict(json.loads(done.stdout.splitlines()[-1]))
+    expected = found_by(started(script, tmp_path, ACCELERATE_USE_CPU="true"))
     sharded = ["--use_deepspeed", "--zero_stage=3", "--zero3_init_flag=true", "--zero3_save_16bit_model=true"]
     axes = ["size=2", "backend=deepspeed"]
     shared = ["--use_parallelism_config", *(f"--parallelism_config_sp_{axis}" for axis in axes)]
-    done = launched(["--cpu", "--num_processes", "2", *sharded, *shared, *script], tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = dict(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
+    found = found_by(launched(["--cpu", "--num_processes", "2", *sharded, *shared, *script], tmp_path))
     assert (found["world"], found["stage"], found["made in parts"]) == (2, 3, True)
     assert (found["tokens"], expected["tokens"]) == (4, 8)
-    for key in ("norms", "weights"):
-        assert found[key] == pytest.approx(expected[key], rel=1e-4, abs=1e-5), key
+    equal(found, expected)
 
 
 @requires("deepspeed")

@@ -1,4 +1,4 @@
-"""A training script written from the documentation alone runs unchanged, as a newcomer would start it."""
+"""A training script written from the documentation alone, and the quickstart's in shards, run unchanged."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from accel_testing import limits, requires
 from accel_testing.programs import ProgramAndRanks
 
 SCRIPT = Path(__file__).with_name("bf16_with_compile.py")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def launched(*words: str) -> str:
+    """Return what a launch printed that ended well."""
+    command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", *words]
+    done = limits.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, quiet=24, started_by=ProgramAndRanks)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.mark.full("a whole training")
@@ -20,11 +29,19 @@ SCRIPT = Path(__file__).with_name("bf16_with_compile.py")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=requires("program:g++"))])
 def test_bf16_with_compile(backend: str) -> None:
     """A compiled model in bf16 gives fp32 outputs, learns, and comes out plain."""
-    command = [sys.executable, "-m", "accel_launch", "launch", "--cpu", "--num-processes", "1", str(SCRIPT), backend]
-    done = limits.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, quiet=18, started_by=ProgramAndRanks)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "outputs ['torch.float32']" in done.stdout
-    assert "type Sequential" in done.stdout
-    found = re.search(r"accuracy (\d\.\d+)", done.stdout)
-    assert found is not None, done.stdout
+    printed = launched("--num-processes", "1", str(SCRIPT), backend)
+    assert "outputs ['torch.float32']" in printed
+    assert "type Sequential" in printed
+    found = re.search(r"accuracy (\d\.\d+)", printed)
+    assert found is not None, printed
     assert float(found[1]) >= 0.95
+
+
+@pytest.mark.full("a whole training")
+@requires("sklearn", "accel", "tensorboard")
+def test_the_example_trains_in_shards(tmp_path: Path) -> None:
+    """With flags of FSDP it reaches the accuracy that it asks for, on two ranks, and writes whole weights."""
+    flags = ["--num-processes", "2", "--use-fsdp", "--fsdp-version", "2"]
+    flags += ["--fsdp-state-dict-type", "FULL_STATE_DICT", "--fsdp-transformer-layer-cls-to-wrap", "Residual"]
+    assert "test accuracy" in launched(*flags, str(EXAMPLES / "train_digits.py"), "--folder", str(tmp_path))
+    assert list((tmp_path / "model").glob("*.safetensors"))

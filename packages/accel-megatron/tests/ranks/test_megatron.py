@@ -37,8 +37,7 @@ from accel_megatron import (
     library,
 )
 from accel_megatron.plugin import MegatronLMDummyScheduler, MegatronLMPlugin
-from accel_testing import requires
-from accel_testing.world import run
+from accel_testing import requires, world
 
 pytestmark = [requires("megatron", "transformers"), pytest.mark.slow]
 
@@ -174,10 +173,7 @@ def noted(folder: Path, name: str, rank: int = 0) -> Any:
     return json.loads((folder / f"{name}-{rank}.json").read_text())
 
 
-def on_ranks(size: int, body: Callable[..., None], *arguments: Any) -> None:
-    """Run a body on ranks, and fail with what failed there."""
-    failure = run(body, size, arguments, quiet=QUIET, preload=LIBRARIES)
-    assert failure is None, failure
+on_ranks = partial(world, quiet=QUIET, preload=LIBRARIES)
 
 
 def reference(folder: Path, cases: dict[str, dict[str, Any]]) -> None:
@@ -226,7 +222,7 @@ def resumed(folder: Path, saved: dict[str, tuple[str, dict[str, Any]]]) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with what one rank did."""
     made = tmp_path_factory.mktemp("megatron")
-    on_ranks(1, reference, made, {kind: {} for kind in ("gpt", "bert", "t5")})
+    on_ranks(1)(reference)(made, {kind: {} for kind in ("gpt", "bert", "t5")})
     return made
 
 
@@ -242,8 +238,8 @@ def test_degrees_change_nothing(folder: Path, case: str) -> None:
     plugin, kinds = CASES[case]
     if case in VARIANTS:
         start = f"{kinds[0]}{VARIANTS[case]}"
-        on_ranks(1, reference, folder, {start: WAYS[start]})
-    on_ranks(2, spread, folder, case, kinds, plugin)
+        on_ranks(1)(reference)(folder, {start: WAYS[start]})
+    on_ranks(2)(spread)(folder, case, kinds, plugin)
     for kind in kinds:
         alone = noted(folder, f"{kind}{VARIANTS.get(case, '')}")
         for rank in (0, 1):
@@ -258,10 +254,10 @@ def test_other_degrees_go_on(folder: Path) -> None:
     for case in ("tensor", "pipeline", "data"):
         plugin, kinds = CASES[case]
         if not all((folder / f"end-{case}-{kind}").exists() for kind in kinds):
-            on_ranks(2, spread, folder, case, kinds, plugin)
+            on_ranks(2)(spread)(folder, case, kinds, plugin)
         own = {"use_distributed_optimizer": True} if case == "data" else {}
         saved |= {f"{case}-{kind}": (kind, own) for kind in kinds}
-    on_ranks(1, resumed, folder, saved)
+    on_ranks(1)(resumed)(folder, saved)
     for name, (kind, _) in saved.items():
         for step, alone in zip(noted(folder, f"resumed-{name}"), noted(folder, f"resumed-{kind}"), strict=True):
             assert step == pytest.approx(alone, rel=1e-4), name
@@ -294,8 +290,9 @@ def whole_batch() -> dict[str, torch.Tensor]:
     return {name: torch.stack([one[name] for one in samples("gpt")[:SAMPLES]]) for name in samples("gpt")[0]}
 
 
-def own_ways(folder: Path) -> None:
-    """Steps, losses, logits and data of the user's own, on one rank."""
+@on_ranks(1)
+def test_steps_losses_logits_and_batches_of_the_user(folder: Path) -> None:
+    """A step, a loss and a reading of batches of the user's own replace megatron-core's; logits come on request."""
     begin()
     start = str(folder / "start-gpt")
     batch = whole_batch()
@@ -351,16 +348,12 @@ def own_ways(folder: Path) -> None:
     assert engine(**batch).loss.item() == pytest.approx(continuing, rel=1e-5)
 
 
-def test_steps_losses_logits_and_batches_of_the_user(folder: Path) -> None:
-    """A step, a loss and a reading of batches of the user's own replace megatron-core's; logits come on request."""
-    on_ranks(1, own_ways, folder)
-
-
-def with_datasets(folder: Path) -> None:
-    """Train on indexed data of megatron-core, and go on in its middle."""
+@on_ranks(1)
+def test_indexed_datasets_are_read_and_gone_on_with(tmp_path: Path) -> None:
+    """A loader that stands for megatron-core's datasets gives three iterators, whose position is saved."""
     begin()
     indexed = importlib.import_module("megatron.core.datasets.indexed_dataset")
-    prefix = str(folder / "text")
+    prefix = str(tmp_path / "text")
     builder = indexed.IndexedDatasetBuilder(prefix + ".bin", dtype=importlib.import_module("numpy").int32)
     generator = torch.Generator().manual_seed(0)
     for _ in range(40):
@@ -384,23 +377,19 @@ def with_datasets(folder: Path) -> None:
     assert first["tokens"].shape == (SAMPLES, LENGTH)
     assert torch.equal(first["tokens"][:, 1:], first["labels"][:, :-1])
     engine(**first)
-    accelerator.save_state(str(folder / "indexed"))
+    accelerator.save_state(str(tmp_path / "indexed"))
     third = next(train)
     assert valid is not None
     assert test is not None
     assert not torch.equal(second["tokens"], third["tokens"])
     accelerator, engine, _, _, train, *_ = start()
-    accelerator.load_state(str(folder / "indexed"))
+    accelerator.load_state(str(tmp_path / "indexed"))
     assert torch.equal(next(train)["tokens"], third["tokens"])
 
 
-def test_indexed_datasets_are_read_and_gone_on_with(tmp_path: Path) -> None:
-    """A loader that stands for megatron-core's datasets gives three iterators, whose position is saved."""
-    on_ranks(1, with_datasets, tmp_path)
-
-
-def refusals(folder: Path) -> None:
-    """What no engine can be made of, each refused before anything is made."""
+@on_ranks(1)
+def test_what_no_engine_is_made_of(tmp_path: Path) -> None:
+    """Each is refused by name, before groups, models or checkpoints are touched."""
     begin()
     state = importlib.import_module("megatron.core.parallel_state")
     given = model("gpt")
@@ -452,13 +441,13 @@ def refusals(folder: Path) -> None:
         with pytest.raises((PreparationError, EngineUnavailableError), match=message):
             call()
     assert accelerator.clip_grad_norm_(engine.parameters(), 1.0).item() == pytest.approx(engine.last.grad_norm)
-    accelerator.save_state(str(folder))
-    shard = next((folder / "pytorch_model_megatron").glob("*.distcp"))
+    accelerator.save_state(str(tmp_path))
+    shard = next((tmp_path / "pytorch_model_megatron").glob("*.distcp"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(bytes(content))
     with pytest.raises(CheckpointDamagedError, match="distcp"):
-        accelerator.load_state(str(folder))
+        accelerator.load_state(str(tmp_path))
     reset_all()
     with pytest.raises(EngineUnavailableError, match="only the pretraining heads"):
         Accelerator(megatron_lm_plugin=MegatronLMPlugin()).prepare(
@@ -466,13 +455,9 @@ def refusals(folder: Path) -> None:
         )
 
 
-def test_what_no_engine_is_made_of(tmp_path: Path) -> None:
-    """Each is refused by name, before groups, models or checkpoints are touched."""
-    on_ranks(1, refusals, tmp_path)
-
-
-def refusals_of_ranks(folder: Path) -> None:
-    """What two ranks cannot do."""
+@on_ranks(2)
+def test_what_two_ranks_cannot_do(folder: Path) -> None:
+    """Degrees, models and checkpoints that do not fit are refused on every rank alike; logits are whole."""
     begin()
     with pytest.raises(ConfigurationError, match="have to divide the number of processes"):
         Accelerator(megatron_lm_plugin=MegatronLMPlugin(tp_degree=3))
@@ -488,8 +473,3 @@ def refusals_of_ranks(folder: Path) -> None:
     assert found.logits.shape == (SAMPLES, LENGTH, 256)
     with pytest.raises(StateError, match="create Megatron's groups only once"):
         prepared("gpt", {"tp_degree": 1})
-
-
-def test_what_two_ranks_cannot_do(folder: Path) -> None:
-    """Degrees, models and checkpoints that do not fit are refused on every rank alike; logits are whole."""
-    on_ranks(2, refusals_of_ranks, folder)

@@ -1,10 +1,11 @@
 """What only accel-bigmodel, with the core, is enough for."""
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from accel_testing import requires
 
 GENERATE = """
 import importlib.util, sys
@@ -59,7 +60,7 @@ print("bit-equal")
 
 
 @pytest.mark.full("every library at once")
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers")
+@requires("transformers")
 def test_a_language_model_generates_from_cpu_and_disk(
     environment: Any, wheels: dict[str, Path], tmp_path: Path
 ) -> None:

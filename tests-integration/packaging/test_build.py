@@ -32,9 +32,9 @@ def test_every_package_is_known(built: Built) -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_wheel_holds_the_package_and_nothing_else(built: Built, name: str) -> None:
-    """A wheel has one top-level package, its type marker and its license, and no tests."""
-    wheel, _ = built[name]
+def test_files_hold_the_package_and_nothing_else(built: Built, name: str) -> None:
+    """A wheel has one top-level package, its type marker and its license, no tests; an sdist what it is built from."""
+    wheel, sdist = built[name]
     with zipfile.ZipFile(wheel) as archive:
         files = archive.namelist()
     tops = {file.split("/")[0] for file in files if ".dist-info/" not in file}
@@ -42,15 +42,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Built, name: str) -
     assert f"{MODULES[name]}/py.typed" in files
     assert any(file.endswith("licenses/LICENSE") for file in files)
     assert not [file for file in files if "/tests/" in file or file.endswith(".pyc")]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_the_sdist_holds_what_a_wheel_is_built_from(built: Built, name: str) -> None:
-    """An sdist has the sources, the metadata, the readme, the changelog and the license."""
-    _, sdist = built[name]
     with tarfile.open(sdist) as archive:
-        files = {member.split("/", 1)[1] for member in archive.getnames() if "/" in member}
-    assert {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", f"src/{MODULES[name]}/__init__.py"} <= files
+        sources = {member.split("/", 1)[1] for member in archive.getnames() if "/" in member}
+    assert {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", f"src/{MODULES[name]}/__init__.py"} <= sources
 
 
 @pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.full("packages from source"))])

@@ -25,21 +25,21 @@ def loaded(*command: str) -> set[str]:
     return {line.rpartition("|")[2].strip().split(".")[0] for line in lines}
 
 
+PACKAGES = ("accel_core", "accel_launch", "accel_plan", "accel_trackers", "accel_verify", "accel")
+HELP = (("--help",), ("launch", "--help"), ("config", "--help"), ("--version",))
+
+
 @pytest.mark.parametrize(
-    "module", ["accel_core", "accel_launch", "accel_plan", "accel_trackers", "accel_verify", "accel"]
+    ("command", "module"),
+    [
+        *((("-c", f"import {module}"), module) for module in PACKAGES),
+        *(((str(ACCEL), *words), "accel_launch") for words in HELP),
+    ],
 )
-def test_importing_a_package_loads_no_torch(module: str) -> None:
-    """`python -X importtime -c "import …"` shows neither torch nor another large library."""
-    names = loaded("-c", f"import {module}")
+def test_imports_and_help_load_no_torch(command: tuple[str, ...], module: str) -> None:
+    """No package, and no help of the command, loads torch or another large library, without a terminal nor rich."""
+    names = loaded(*command)
     assert module in names
-    assert not names & HEAVY
-
-
-@pytest.mark.parametrize("words", [("--help",), ("launch", "--help"), ("config", "--help"), ("--version",)])
-def test_help_loads_no_torch(words: tuple[str, ...]) -> None:
-    """The command's help is there before torch could be; without a terminal not even rich is loaded."""
-    names = loaded(str(ACCEL), *words)
-    assert "accel_launch" in names
     assert not names & HEAVY
 
 

@@ -60,12 +60,6 @@ def test_an_install_line_names_all_that_it_needs(page: str, line: str) -> None:
         assert NEEDS[name] <= named, f"{page}: {name} needs {sorted(NEEDS[name] - named)} in the same command"
 
 
-def test_there_are_three_ways_to_install() -> None:
-    """The README shows big models alone, everything, and a pinned package."""
-    lines = " ".join(line for page, line in install_lines() if page == "README.md")
-    assert all(words in lines for words in ("-r requirements.txt", "./packages/accel-bigmodel", "--no-index"))
-
-
 def test_the_default_torch_is_the_tested_one() -> None:
     """The requirements and the pages install the minor version of torch that the tests run with."""
     tested = re.search(r"^torch==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
@@ -103,8 +97,10 @@ def test_ci_runs_the_command_of_the_readme() -> None:
     assert done.stdout.strip() == "1"
 
 
-def test_the_first_run_is_one_line() -> None:
-    """The README's command for the main job makes its own environment."""
+def test_the_readme_shows_the_ways_to_begin() -> None:
+    """The command of the main job makes its own environment; big models alone, all, and a pinned package install."""
+    lines = " ".join(line for page, line in install_lines() if page == "README.md")
+    assert all(words in lines for words in ("-r requirements.txt", "./packages/accel-bigmodel", "--no-index"))
     text = (ROOT / "README.md").read_text()
     line = "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox"
     assert f"\n{line} -s quickstart\n" in text

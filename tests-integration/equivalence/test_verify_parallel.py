@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_testing.world import run
+from accel_testing import world
 from accel_verify.parallel.comparison import compare, tolerance_of
 from accel_verify.parallel.layouts import requested_layout
 from accel_verify.parallel.records import RecordedRun, read_run
@@ -29,13 +29,8 @@ def recorded(folder: Path, name: str | None) -> RecordedRun:
     folder.mkdir()
     layout = requested_layout(name) if name else None
     words = layout.words if layout else ("--num-processes", "1")
-    failure = run(
-        _record,
-        layout.ranks if layout else 1,
-        (str(folder), 0 if layout else 2),
-        environment=variables_of(("--cpu", *words), folder),
-    )
-    assert failure is None, failure
+    ranks, parts = (layout.ranks, 0) if layout else (1, 2)
+    world(ranks, environment=variables_of(("--cpu", *words), folder))(_record)(str(folder), parts)
     return read_run(folder)
 
 

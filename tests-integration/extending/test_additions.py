@@ -28,8 +28,10 @@ LIMITS = {
 }
 
 
-def run(tree: Path, source: str, *, pytest_on: str = "") -> str:
-    """Run a program on a changed copy of the tree and return what it printed."""
+def run(folder: Path, addition: Addition, source: str, *, pytest_on: str = "") -> str:
+    """Run a program on a copy of the tree with an addition in it, and return what it printed."""
+    tree = additions.copy_of_the_tree(folder)
+    addition.apply(tree)
     paths = [str(additions.entry_points(tree)), *map(str, (tree / "packages").glob("*/src"))]
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1",
@@ -45,13 +47,6 @@ def run(tree: Path, source: str, *, pytest_on: str = "") -> str:
     return done.stdout
 
 
-def changed(tmp_path: Path, addition: Addition) -> Path:
-    """Return a copy of the tree with an addition in it."""
-    tree = additions.copy_of_the_tree(tmp_path)
-    addition.apply(tree)
-    return tree
-
-
 @pytest.mark.parametrize("what", LIMITS)
 def test_an_addition_touches_few_files(what: str) -> None:
     """The edits touch no more files than CONTRIBUTING.md says."""
@@ -65,9 +60,9 @@ def test_an_addition_touches_few_files(what: str) -> None:
 
 def test_a_device(tmp_path: Path) -> None:
     """A row and a label make a device: chosen, labeled, conforming, known to the launcher and to every table."""
-    tree = changed(tmp_path, additions.DEVICE)
     run(
-        tree,
+        tmp_path,
+        additions.DEVICE,
         """
 import torch
 from accel_core.devices import registry
@@ -90,7 +85,6 @@ def test_doors():
 
 def test_a_precision(tmp_path: Path) -> None:
     """A member and a row make a precision: trained in, and offered by the launcher and by commands."""
-    tree = changed(tmp_path, additions.PRECISION)
     told = """
 import argparse
 import torch
@@ -109,14 +103,14 @@ parser = argparse.ArgumentParser()
 COMMAND.add_arguments(parser)
 print("abacus" in parser.format_help())
 """
-    assert run(tree, told).split() == ["1", "torch.float32", "abacus", "True", "True"]
+    assert run(tmp_path, additions.PRECISION, told).split() == ["1", "torch.float32", "abacus", "True", "True"]
 
 
 def test_a_strategy(tmp_path: Path) -> None:
     """It is chosen by its plugin and by its variable, gets its plugin with the option's value, and conforms."""
-    tree = changed(tmp_path, additions.STRATEGY)
     run(
-        tree,
+        tmp_path,
+        additions.STRATEGY,
         """
 import pytest
 from accel_core.accelerator import Accelerator
@@ -151,9 +145,9 @@ class TestEcho(StrategyConformance):
 
 def test_an_engine(tmp_path: Path) -> None:
     """Its package alone makes it chosen, configured, launched, checked, asked about and known in checkpoints."""
-    tree = changed(tmp_path, additions.ENGINE)
     printed = run(
-        tree,
+        tmp_path,
+        additions.ENGINE,
         """
 import os
 from accel_core.accelerator import Accelerator
@@ -187,9 +181,9 @@ print([question.key for question in CLUSTER if "chorus" in question.key])
 
 def test_a_tracker(tmp_path: Path) -> None:
     """It is found by its word, listed as available, importable by its class, and a run logs through it."""
-    tree = changed(tmp_path, additions.TRACKER)
     printed = run(
-        tree,
+        tmp_path,
+        additions.TRACKER,
         """
 from accel_core.accelerator import Accelerator
 from accel_core.tracking.discovery import get_available_trackers

@@ -745,8 +745,7 @@ def test_other_numbers_of_ranks_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     """One rank and three hold what two saved bit by bit, optimizer and frozen weights too, and train on alike."""
     saves_for_others(tmp_path)
     for ranks in (1, 3):
-        failure = run(loads_of_others, ranks, (tmp_path,), quiet=30)
-        assert failure is None, failure
+        world(ranks, quiet=30)(loads_of_others)(tmp_path)
     merge = pytest.importorskip("accel_parallel.checkpoint.merge", reason="needs accel-parallel to merge")
     for number in range(len(MOVED)):
         merge.merge_weights(tmp_path / str(number), tmp_path / "whole")
@@ -789,8 +788,7 @@ def goes_on(folder: Path, stage: int) -> None:
 def test_training_continues_exactly_after_a_kill_in_a_save(tmp_path: Path, stage: int) -> None:
     """The save before the killed one stands, and new processes compute the same losses from it."""
     assert run(dies_in_a_save, 2, (tmp_path, stage), quiet=20) is not None
-    failure = run(goes_on, 2, (tmp_path, stage), quiet=20)
-    assert failure is None, failure
+    world(2, quiet=20)(goes_on)(tmp_path, stage)
 
 
 class Adapted(nn.Module):

@@ -1,6 +1,5 @@
 """DeepSpeed's own launcher: its command line, and variables that reach every machine as they are."""
 
-import importlib.util
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError, MissingDependencyError
-from accel_testing import limits
+from accel_testing import limits, requires
 
 pytest.importorskip("accel_launch", reason="what the launcher does for a run with DeepSpeed")
 from accel_deepspeed.launching.launcher import DeepSpeedLauncher, carried
@@ -167,7 +166,7 @@ sys.exit(max(rank.wait() for rank in ranks))
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed")
+@requires("deepspeed")
 def test_the_real_launcher_starts_both_hosts(folder: Path) -> None:
     """DeepSpeed's own program reaches two hosts through pdsh, and both get ranks, arguments and variables."""
     program(folder / "bin" / "deepspeed", f"#!{sys.executable}\nfrom deepspeed.launcher.runner import main\nmain()\n")

@@ -109,11 +109,37 @@ def leftovers(directory: Path) -> list[str]:
     return [str(path) for path in directory.rglob(f"{names.HIDDEN}*")]
 
 
+def saves_once_more(directory: Path, **settings: Any) -> None:
+    """Save without a kill: nothing is left behind, and the new save is loaded."""
+    assert end(start(directory, RANKS, seed=0, saves=1, **settings)) == [0] * RANKS
+    assert leftovers(directory) == []
+    assert count_on_disk(directory, settings["automatic"]) == completed(directory)
+
+
 def kill(ranks: list[BaseProcess]) -> None:
     """Kill all ranks at once."""
     for process in ranks:
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
+
+
+def killed_in(directory: Path, wanted: str, later: float, **settings: Any) -> list[str]:
+    """Kill all ranks in a phase of a save, check that a whole save is loaded, and return where each rank died."""
+    before = completed(directory)
+    ranks = start(directory, RANKS, saves=1000, pause=0.005, **settings)
+    deadline = limits.Deadline()
+    while completed(directory) < before + 1 and not deadline.is_over:
+        time.sleep(0.001)
+    assert [process.exitcode for process in ranks] == [None] * RANKS
+    instant = time.monotonic() + later
+    while time.monotonic() < instant or (wanted != "any" and phase(directory, 0) != wanted):
+        assert not deadline.is_over, f"no save reached the phase {wanted!r}"
+    kill(ranks)
+    end(ranks)
+    phases = [phase(directory, rank) for rank in range(RANKS)]
+    done, found = completed(directory), count_on_disk(directory, settings["automatic"])
+    assert found in (done, done + 1), f"{done} saves were complete, and save {found} was loaded"
+    return phases
 
 
 def test_killed_at_random_instants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,21 +157,7 @@ def test_killed_at_random_instants(tmp_path: Path, capsys: pytest.CaptureFixture
         wanted = missing[0] if missing else rng.choice([*PHASES, "any"])
         automatic = wanted == "prune" or rng.random() < 0.5
         directory = places[automatic]
-        before = completed(directory)
-        ranks = start(directory, RANKS, seed=number, automatic=automatic, saves=1000, pause=0.005)
-        deadline = limits.Deadline()
-        while completed(directory) < before + 1 and not deadline.is_over:
-            time.sleep(0.001)
-        assert [process.exitcode for process in ranks] == [None] * RANKS
-        instant = time.monotonic() + rng.random() * 0.1
-        while time.monotonic() < instant or (wanted != "any" and phase(directory, 0) != wanted):
-            assert not deadline.is_over, f"no save reached the phase {wanted!r}"
-        kill(ranks)
-        end(ranks)
-        for rank in range(RANKS):
-            hit[phase(directory, rank)] += 1
-        done, found = completed(directory), count_on_disk(directory, automatic)
-        assert found in (done, done + 1), f"{done} saves were complete, and save {found} was loaded"
+        hit.update(killed_in(directory, wanted, rng.random() * 0.1, seed=number, automatic=automatic))
         if not automatic:
             assert (directory / "ckpt" / "notes.txt").read_text() == "mine"
         number += 1
@@ -153,10 +165,7 @@ def test_killed_at_random_instants(tmp_path: Path, capsys: pytest.CaptureFixture
         print(f"\n{number} kills of {RANKS} ranks; phase of each rank when it died: {dict(hit.most_common())}")
     assert set(PHASES) <= hit.keys()
     for automatic, directory in places.items():
-        ranks = start(directory, RANKS, seed=0, automatic=automatic, saves=1)
-        assert end(ranks) == [0] * RANKS
-        assert leftovers(directory) == []
-        assert count_on_disk(directory, automatic) == completed(directory)
+        saves_once_more(directory, automatic=automatic)
         if automatic:
             assert len(os.listdir(directory / "checkpoints")) == 2
 
@@ -165,18 +174,8 @@ def test_killed_while_shards_are_saved(tmp_path: Path) -> None:
     """Both ranks killed in each phase of a save in shards: one rank loads the save before or the new one, whole."""
     phases = itertools.cycle(("write", "list", "manifest", "sum", "commit", "place"))
     for number, wanted in enumerate(itertools.islice(phases, KILLS // 2)):
-        before = completed(tmp_path)
-        ranks = start(tmp_path, RANKS, seed=number, automatic=False, saves=1000, pause=0.005, sharded=True)
-        deadline = limits.Deadline()
-        while completed(tmp_path) < before + 1 or phase(tmp_path, 0) != wanted:
-            assert not deadline.is_over, f"no save reached the phase {wanted!r}"
-        kill(ranks)
-        end(ranks)
-        done, found = completed(tmp_path), count_on_disk(tmp_path, False)
-        assert found in (done, done + 1), f"{done} saves were complete, and save {found} was loaded"
-    assert end(start(tmp_path, RANKS, seed=0, automatic=False, saves=1, sharded=True)) == [0] * RANKS
-    assert leftovers(tmp_path) == []
-    assert count_on_disk(tmp_path, False) == completed(tmp_path)
+        killed_in(tmp_path, wanted, 0.0, seed=number, automatic=False, sharded=True)
+    saves_once_more(tmp_path, automatic=False, sharded=True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_testing.world import run
+from accel_testing import world
 
 
 def _train(file: str, samples: int, seedable: bool) -> None:
@@ -48,8 +48,7 @@ def _drawn(file: str, device_specific: bool) -> None:
 
 
 def _result(file: Path, processes: int, work: Callable[..., None], *arguments: object) -> Any:
-    failure = run(work, processes, (str(file), *arguments))
-    assert failure is None, failure
+    world(processes)(work)(str(file), *arguments)
     return torch.load(file)
 
 

@@ -23,18 +23,12 @@ def _equals_one_process(
     close(ours, plain(count, ranks * batch * accumulation, 2, short_window=divided_by))
 
 
-@pytest.mark.usefixtures("fresh_state")
-@pytest.mark.parametrize(("accumulation", "batches"), CASES)
-def test_one_rank(accumulation: int, batches: int) -> None:
-    """One process with accumulation trains as plain PyTorch does on the big batch."""
-    _equals_one_process(1, accumulation, batches)
-
-
-@pytest.mark.parametrize(("accumulation", "batches"), CASES)
-@world(2)
-def test_two_ranks(accumulation: int, batches: int) -> None:
-    """Two ranks with accumulation train as one process does on the big batch."""
-    _equals_one_process(2, accumulation, batches)
+@pytest.mark.parametrize(
+    ("ranks", "accumulation", "batches"), [*((ranks, *case) for ranks in (1, 2) for case in CASES), (4, 3, 4)]
+)
+def test_ranks_train_as_one_process(ranks: int, accumulation: int, batches: int) -> None:
+    """One rank, two and four with accumulation train as plain PyTorch does on the big batch."""
+    world(ranks)(_equals_one_process)(ranks, accumulation, batches)
 
 
 def _full_windows(ranks: int) -> None:
@@ -48,16 +42,10 @@ def _full_windows(ranks: int) -> None:
         GradientAccumulationPlugin.default_short_window = "actual"
 
 
-@pytest.mark.usefixtures("fresh_state")
-def test_short_windows_divided_in_full_on_one_rank() -> None:
-    """With short_window="full" every loss counts one part of a full window, as in plain PyTorch."""
-    _full_windows(1)
-
-
-@world(2)
-def test_short_windows_divided_in_full_on_two_ranks() -> None:
-    """With short_window="full" two ranks train as one process that divides by the full window."""
-    _full_windows(2)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_short_windows_divided_in_full(ranks: int) -> None:
+    """With short_window="full" every loss counts one part of a full window, as in plain PyTorch on one process."""
+    world(ranks)(_full_windows)(ranks)
 
 
 @pytest.mark.parametrize("data", [{"split_batches": True}, {"dispatch_batches": True}, {"even_batches": False}])
@@ -65,12 +53,6 @@ def test_short_windows_divided_in_full_on_two_ranks() -> None:
 def test_every_way_of_reading(data: dict[str, object]) -> None:
     """However the data is shared out, the gradients are the same."""
     _equals_one_process(2, 2, 5, **data)
-
-
-@world(4)
-def test_four_ranks() -> None:
-    """Four ranks train as one."""
-    _equals_one_process(4, 3, 4)
 
 
 @world(2)

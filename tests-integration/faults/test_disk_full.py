@@ -22,8 +22,7 @@ from accel_core.mesh.tensor import local_part
 from accel_core.state import reset_all
 from accel_parallel import fsdp_files
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
-from accel_testing import requires
-from accel_testing.world import run
+from accel_testing import requires, world
 
 SIZE = 4 << 20
 SHARDS = "SHARDED_STATE_DICT"
@@ -73,54 +72,46 @@ def refusal(save: Callable[[], object]) -> None:
     assert len(set(texts)) == 1
 
 
-def fill_the_disk(disk: Path, blocking: bool, sharded: bool) -> None:
-    """Save a small state, fail to save a large one, go on training, and save again when there is room."""
+@requires("user:root", "program:mount")
+@pytest.mark.parametrize("sharded", [True, False])
+@pytest.mark.parametrize("blocking", [True, False])
+@world(2)
+def test_disk_full_during_a_save(blocking: bool, sharded: bool, small_disk: Path) -> None:
+    """Both ranks raise the same error, and everything else goes on; also where each writes its shard."""
     first = build(1.0, 64, sharded)
-    save_state(first, disk / "ckpt")
+    save_state(first, small_disk / "ckpt")
     own = build(2.0, 1200, sharded)
 
     def attempt() -> Any:
-        saved = save_state(own, disk / "ckpt", blocking=blocking)
+        saved = save_state(own, small_disk / "ckpt", blocking=blocking)
         return saved if blocking else saved.wait()
 
     refusal(attempt)
-    assert os.listdir(disk) == ["ckpt"]
+    assert os.listdir(small_disk) == ["ckpt"]
     restored = build(3.0, 64, sharded)
-    load_state(restored, disk / "ckpt")
+    load_state(restored, small_disk / "ckpt")
     assert same(restored, first)
     own.models[0](torch.ones(1, 1200)).sum().backward()
     own.optimizers[0].step()
     smaller = build(4.0, 300, sharded)
-    save_state(smaller, disk / "ckpt")
+    save_state(smaller, small_disk / "ckpt")
     restored = build(5.0, 300, sharded)
-    load_state(restored, disk / "ckpt")
+    load_state(restored, small_disk / "ckpt")
     assert same(restored, smaller)
-
-
-def fill_the_disk_with_a_model(disk: Path, kind: str) -> None:
-    """Save a small model by itself, fail to save a large one, and load the small one."""
-    first, own, restored = build(1.0, 64, True), build(2.0, 1200, True), build(3.0, 64, True)
-    fsdp_files.save_model(kind, first.models[0], disk, 0, adapter_only=False)
-    before = sorted(os.listdir(disk))
-    refusal(lambda: fsdp_files.save_model(kind, own.models[0], disk, 0, adapter_only=False))
-    assert sorted(os.listdir(disk)) == before
-    fsdp_files.load_model(kind, restored.models[0], disk, 0, adapter_only=False)
-    assert same(restored, first)
-
-
-@requires("user:root", "program:mount")
-@pytest.mark.parametrize("sharded", [True, False])
-@pytest.mark.parametrize("blocking", [True, False])
-def test_disk_full_during_a_save(blocking: bool, sharded: bool, small_disk: Path) -> None:
-    """Both ranks raise the same error, and everything else goes on; also where each writes its shard."""
-    assert (run(fill_the_disk, 2, (small_disk, blocking, sharded)) or "") == ""
 
 
 @requires("user:root", "program:mount")
 @pytest.mark.parametrize("kind", ["FULL_STATE_DICT", SHARDS])
+@world(2)
 def test_disk_full_while_one_model_is_saved(kind: str, small_disk: Path) -> None:
     """Both ranks raise the same error, nothing is left of the attempt, and the model of before is loaded."""
-    assert (run(fill_the_disk_with_a_model, 2, (small_disk, kind)) or "") == ""
+    first, own, restored = build(1.0, 64, True), build(2.0, 1200, True), build(3.0, 64, True)
+    fsdp_files.save_model(kind, first.models[0], small_disk, 0, adapter_only=False)
+    before = sorted(os.listdir(small_disk))
+    refusal(lambda: fsdp_files.save_model(kind, own.models[0], small_disk, 0, adapter_only=False))
+    assert sorted(os.listdir(small_disk)) == before
+    fsdp_files.load_model(kind, restored.models[0], small_disk, 0, adapter_only=False)
+    assert same(restored, first)
 
 
 @requires("user:root", "program:mount")

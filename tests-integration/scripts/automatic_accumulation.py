@@ -31,7 +31,6 @@ def train(batch_size):
             steps += accelerator.sync_gradients
             losses.append(accelerator.reduce(loss, "mean").item())
     report(accelerator, tried=tried, steps=steps, losses=losses, weights=norm(accelerator, model))
-    accelerator.end_training()
 
 
 train()

@@ -73,4 +73,3 @@ for _ in range(2):
         losses.append(accelerator.gather(total).mean().item())
         counts.append(asked)
 report(accelerator, steps=steps, counts=counts, losses=losses, weights=norm(accelerator, model))
-accelerator.end_training()

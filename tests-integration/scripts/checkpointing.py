@@ -58,4 +58,3 @@ report(
     accelerator, kept=kept, begin=begin, losses=whole, rest=rest, same=rest == whole[begin:], rate=rate,
     weights=straight, equal=norm(accelerator, model) == straight, same_rate=schedule.get_last_lr() == rate,
 )  # fmt: skip
-accelerator.end_training()

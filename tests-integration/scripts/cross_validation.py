@@ -48,4 +48,3 @@ mean = torch.stack(answers).mean(0)
 right = int((mean.argmax(1) == truth).sum())
 report(accelerator, validated=validated, tested=len(truth), right=right, certainty=mean.max(1).values.sum().item(),
        weights=weights)  # fmt: skip
-accelerator.end_training()

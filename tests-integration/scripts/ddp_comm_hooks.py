@@ -27,4 +27,3 @@ for name, options in HOOKS.items():
     found[name] = {"losses": losses, "weights": norm(accelerator, model)}
     accelerator.free_memory()
 report(accelerator, **found)
-accelerator.end_training()

@@ -39,4 +39,3 @@ still_set = accelerator.check_trigger()
 everywhere = accelerator.gather_for_metrics([steps], use_gather_object=True)
 report(accelerator, stopped_at=stopped_at, steps=everywhere, still_set=still_set, losses=losses,
        weights=norm(accelerator, model))  # fmt: skip
-accelerator.end_training()

@@ -22,4 +22,3 @@ with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=4, enabled=T
             everybodys = accelerator.gather(own)
             apart.append((everybodys.max() - everybodys.min()).item())
 report(accelerator, losses=losses, apart=apart, weights=norm(accelerator, model))
-accelerator.end_training()

@@ -33,4 +33,3 @@ def train(batch_size):
 
 losses, weights = train()
 report(accelerator, tried=tried, losses=losses, weights=weights)
-accelerator.end_training()

@@ -47,4 +47,3 @@ traces = sorted(path.name for path in folder.iterdir())
 kept = [any(event.get("name") == "aten::addmm" for event in json.loads(path.read_text())["traceEvents"])
         for path in sorted(folder.iterdir())]  # fmt: skip
 report(accelerator, counts=counts, flops=flops, seen=seen, traces=traces, kept=kept)
-accelerator.end_training()

@@ -67,9 +67,10 @@ def train_on(accelerator: Accelerator, model: nn.Module, optimizer: Any, batch: 
 
 
 def report(accelerator: Accelerator, **numbers: Any) -> None:
-    """Print the numbers of a script as one line of JSON, on the main process."""
+    """Print the numbers of a script as one line of JSON, on the main process, and end."""
     accelerator.wait_for_everyone()
     accelerator.print(json.dumps({"processes": accelerator.num_processes, **numbers}))
+    accelerator.end_training()
 
 
 def norm(accelerator: Accelerator, model: nn.Module) -> list[float]:

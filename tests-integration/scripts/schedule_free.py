@@ -29,4 +29,3 @@ for _ in range(3):
     right.append([asked, hits])
     weights.append(norm(accelerator, model))
 report(accelerator, losses=losses, right=right, weights=weights)
-accelerator.end_training()

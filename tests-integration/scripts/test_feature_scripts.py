@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from accel_testing import requires
-from accel_testing.world import run
+from accel_testing import requires, world
 
 HERE = Path(__file__).parent
 
@@ -51,8 +50,7 @@ def _all_scripts(place: str) -> None:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run all scripts once, and return the folder of what they left."""
     folder = tmp_path_factory.mktemp("scripts")
-    failure = run(_all_scripts, 1, (str(folder),), quiet=30)
-    assert failure is None, failure
+    world(1, quiet=30)(_all_scripts)(str(folder))
     return folder
 
 

@@ -31,7 +31,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_plan_is_printed_drawn_and_written(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table, the picture and the JSON describe one plan; numbered layers stay whole."""
+    """Table, picture, JSON and text describe one plan, with what is kept free; numbered layers stay whole."""
     arguments = ["plan", str(checkpoint), "--max-memory", "0=16KiB,cpu=64KiB", "--svg", str(checkpoint / "p.svg")]
     assert main([*arguments, "--json", str(checkpoint / "p.json")]) == 0
     out = capsys.readouterr().out
@@ -42,6 +42,15 @@ def test_a_plan_is_printed_drawn_and_written(checkpoint: Path, capsys: pytest.Ca
     assert {part.device for part in plan.parts} == {0, "cpu"}
     assert (checkpoint / "p.svg").read_text().startswith("<svg")
     assert out.endswith(f"Wrote {checkpoint / 'p.svg'}.\nWrote {checkpoint / 'p.json'}.\n")
+    assert main(["plan", str(checkpoint), "--max-memory", "0=8KiB,1=8KiB,cpu=64KiB"]) == 0
+    out = capsys.readouterr().out
+    assert "0 holds 1 part of 4.00 KiB: embed." in out
+    assert "1 holds 2 parts of 8.00 KiB: model.layers.0-1." in out
+    assert "cpu holds 2 parts of 8.00 KiB: model.layers.2-3." in out
+    assert main(["plan", str(checkpoint), "--max-memory", "cpu=64KiB"]) == 0
+    assert "parts of 20.00 KiB: the whole model." in capsys.readouterr().out
+    assert main(["plan", str(checkpoint), "--max-memory", "0=40KiB,cpu=64KiB", "--headroom", "0.25"]) == 0
+    assert "10.00 KiB are kept for activations" in capsys.readouterr().out
 
 
 @requires("accel_parallel")
@@ -86,9 +95,15 @@ def test_only_headers_are_read(checkpoint: Path, capsys: pytest.CaptureFixture[s
         (["plan", "{}", "--max-memory", f"cpu={LONG}"], 2, "neither a count of bytes"),
         (["plan", "{}", "--max-memory", f"cpu={LONG}GiB"], 2, "neither a count of bytes"),
         (["plan", "{}", "--max-memory", f"{LONG}=1GiB"], 2, "is not recognized"),
+        (["plan", "{}", "--max-memory", "0=40KiB,cpu=64KiB", "--headroom", "4x8"], 2, "no config.json"),
         (["plan", "{}", "--headroom", LONG], 2, "neither a count of bytes"),
         (["plan", "{}", "--headroom", f"{LONG}x2"], 2, "neither a count of bytes"),
         (["plan", "{}", "--expert-cache", LONG], 2, "no experts were found"),
+        # A module that is not there, no name, a function that wants arguments, and one that makes something else.
+        (["plan", "{}", "--model", "nowhere:Net"], 2, "nowhere"),
+        (["plan", "{}", "--model", "json"], 2, "'json'"),
+        (["plan", "{}", "--model", "json:dumps"], 2, "missing 1 required"),
+        (["plan", "{}", "--model", "os:getcwd"], 2, "got a str of"),
     ],
 )
 def test_bad_arguments_end_with_a_message(
@@ -137,15 +152,6 @@ def test_sizes_are_read_from_text(read: Callable[[str | None], object], text: st
     """Devices are numbers or names; headroom is bytes, a fraction of the limit, or a written size."""
     found = read(text)
     assert (type(found), found) == (type(expected), expected)
-
-
-def test_headroom_reaches_the_plan(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is asked for on the command line is kept free; a workload needs a configuration to trace."""
-    arguments = ["plan", str(checkpoint), "--max-memory", "0=40KiB,cpu=64KiB", "--headroom"]
-    assert main([*arguments, "0.25"]) == 0
-    assert "10.00 KiB are kept for activations" in capsys.readouterr().out
-    assert main([*arguments, "4x8"]) == 2
-    assert "no config.json" in capsys.readouterr().err
 
 
 class Block(nn.Module):
@@ -250,34 +256,6 @@ def test_a_plan_of_headers_says_that_it_knows_no_order(
         empty = Nested().eval()
     loaded = load_checkpoint_and_dispatch(empty, tmp_path, device_map=plan.device_map)
     assert torch.equal(loaded(WORDS), plain(WORDS))
-
-
-def test_the_text_names_the_parts_of_every_device(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each part stands where the map has it, runs of numbers as one, and one part is a part."""
-    assert main(["plan", str(checkpoint), "--max-memory", "0=8KiB,1=8KiB,cpu=64KiB"]) == 0
-    out = capsys.readouterr().out
-    assert "0 holds 1 part of 4.00 KiB: embed." in out
-    assert "1 holds 2 parts of 8.00 KiB: model.layers.0-1." in out
-    assert "cpu holds 2 parts of 8.00 KiB: model.layers.2-3." in out
-    assert main(["plan", str(checkpoint), "--max-memory", "cpu=64KiB"]) == 0
-    assert "parts of 20.00 KiB: the whole model." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nowhere:Net", "nowhere"),
-        ("json", "'json'"),
-        ("json:dumps", "missing 1 required"),
-        ("os:getcwd", "got a str of"),
-    ],
-)
-def test_what_makes_no_model_is_named(
-    name: str, message: str, checkpoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A module that is not there, no name, a function that wants arguments, and one that makes something else."""
-    assert main(["plan", str(checkpoint), "--model", name]) == 2
-    assert message in capsys.readouterr().err
 
 
 @requires("transformers")

@@ -44,7 +44,7 @@ def test_a_plan_survives_json(model: nn.Module) -> None:
 
 
 def test_a_plan_is_told_as_table_words_and_picture(model: nn.Module) -> None:
-    """The table has a row per device, the words name each purpose, the picture is well-formed and to scale."""
+    """The table has a row per device, words name each purpose, the picture, also a notebook's, is to scale."""
     plan = plan_device_map(model, {0: 1500, "cpu": 10_000}, headroom="0.1KB")
     lines = plan.table().splitlines()
     assert [line.split()[0] for line in lines[2:]] == [str(share.device) for share in plan.shares]
@@ -52,6 +52,10 @@ def test_a_plan_is_told_as_table_words_and_picture(model: nn.Module) -> None:
     assert "activations" in plan.explain(0)
     with pytest.raises(ConfigurationError, match=r"no device 7; it has \[0, "):
         plan.explain(7)
+    assert repr(plan_device_map(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), {"cpu": "1KiB"})) == (
+        "Plan(2 parts of 576 B; cpu: 576 B)"
+    )
+    assert plan._repr_html_() == plan.svg()
     drawing = ElementTree.fromstring(plan.svg())
     bars = [e for e in drawing.iter("{http://www.w3.org/2000/svg}rect") if len(e)]
     widths = [float(bar.attrib["width"]) for bar in bars]
@@ -72,13 +76,15 @@ def test_headroom_is_bytes_or_a_fraction(model: nn.Module, headroom: float | str
 
 
 def test_impossible_plans_name_the_numbers(model: nn.Module) -> None:
-    """Headroom above a limit, a fraction above one and limits below the largest layer are refused."""
+    """Headroom above a limit, a fraction above one, too low limits and models that cannot be traced are refused."""
     with pytest.raises(DeviceMapError, match=r"no room for weights.*1.95 KiB"):
         plan_device_map(model, {0: 1500}, headroom=2000)
     with pytest.raises(ConfigurationError, match="between 0 and 1"):
         plan_device_map(model, {0: 1500}, headroom=1.5)
     with pytest.raises(DeviceMapError, match=r"No accelerator has room for the largest layer.*400 B"):
         plan_device_map(model, {0: 300, "cpu": 10_000})
+    with pytest.raises(ConfigurationError, match=r"cannot be traced.*example inputs"):
+        activation_bytes(nn.Bilinear(2, 2, 2), Workload(1, 1))
 
 
 def test_traced_headroom_counts_live_bytes() -> None:
@@ -112,25 +118,12 @@ def test_traced_headroom_counts_live_bytes() -> None:
     assert plan.shares[0].headroom == 2 * one
 
 
-def test_a_model_that_cannot_be_traced_says_how_to_go_on() -> None:
-    """A forward that needs other inputs raises an error that offers example inputs."""
-    with pytest.raises(ConfigurationError, match=r"cannot be traced.*example inputs"):
-        activation_bytes(nn.Bilinear(2, 2, 2), Workload(1, 1))
-
-
 @pytest.mark.parametrize(
     ("count", "text"), [(5, "5 B"), (2048, "2.00 KiB"), (3 * 2**30, "3.00 GiB"), (2**41, "2.00 TiB")]
 )
 def test_sizes_are_written_with_a_unit(count: int, text: str) -> None:
     """Bytes are written in the largest unit that leaves a number above one."""
     assert written_size(count) == text
-
-
-def test_a_plan_shows_itself() -> None:
-    """A plan is one line in a shell, and its drawing in a notebook."""
-    plan = plan_device_map(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), {"cpu": "1KiB"})
-    assert repr(plan) == "Plan(2 parts of 576 B; cpu: 576 B)"
-    assert plan._repr_html_() == plan.svg()
 
 
 class Experts(nn.Module):

@@ -5,15 +5,12 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from accel_core.host.versions import is_torch_version
 from accel_parallel.pipeline.kwargs import SCHEDULES
 from accel_parallel.pipeline.stages import Stages
 from accel_plan.training.pipelined import bubble_of
+from accel_testing import requires
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(is_torch_version("<", "2.13"), reason="several ranks are planned from torch 2.13 on"),
-]
+pytestmark = [pytest.mark.slow, requires("torch:2.13")]  # from which on several ranks are planned
 
 Work = tuple[int, str, int]
 """A stage, a letter for what it computes ("I" and "W" are halves of a backward pass, "B"), and a micro-batch."""

@@ -12,17 +12,14 @@ from torch import nn
 
 from accel_bigmodel.meta import init_empty_weights
 from accel_core.errors import ConfigurationError, DataError, EngineUnavailableError, PreparationError, StateError
-from accel_core.host.versions import is_torch_version
 from accel_core.mesh.spec import parse_layout
 from accel_plan.live_bytes import LiveBytes
 from accel_plan.training.prediction import TrainingMemory, predict
 from accel_plan.training.search import tried
 from accel_plan.training.workload import TrainingWorkload
+from accel_testing import requires
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(is_torch_version("<", "2.13"), reason="several ranks are planned from torch 2.13 on"),
-]
+pytestmark = [pytest.mark.slow, requires("torch:2.13")]  # from which on several ranks are planned
 
 
 class Block(nn.Module):
@@ -144,6 +141,8 @@ def test_weights_gradients_and_states_are_those_of_the_shapes(layout: str, shard
     assert found.most["optimizer"] == 8 * expected + 4 * parameters
     assert found.ranks == parse_layout(layout).ranks
     assert sum(found.at_peak.values()) == found.peak
+    if layout == "dp2":  # which reduces in buckets beside the gradients, as torch makes them by default
+        assert found.at_peak["communication"] == 4 * expected
 
 
 class Mixture(nn.Module):
@@ -194,12 +193,6 @@ def test_other_optimizers_and_number_formats() -> None:
     whole = of("fsdp2")
     assert mixed.most["weights"] == whole.most["weights"], "masters are kept in 32 bits"
     assert mixed.most["communication"] < whole.most["communication"], "what is gathered is not"
-
-
-def test_buckets_of_data_parallel_are_as_large_as_the_gradients() -> None:
-    """DistributedDataParallel reduces in buckets beside the gradients, as torch makes them by default."""
-    found = of("dp2")
-    assert found.at_peak["communication"] == 4 * elements(Mlp())
 
 
 def test_one_process_has_what_was_predicted() -> None:
@@ -264,24 +257,17 @@ def test_stage_3_takes_frozen_weights_and_shared_reads() -> None:
 
 
 def test_checkpointing_keeps_less_and_shares_keep_their_part() -> None:
-    """Recomputed activations are fewer; ranks that share sequences or samples hold their part of the activations."""
+    """Recomputed activations, which need blocks, are fewer; ranks that share sequences or samples hold their part."""
     whole, again = of("single", TOKENS, Words), of("single", TOKENS, Words, checkpointing=True)
     assert again.most["activations"] < whole.most["activations"]
+    with pytest.raises(PreparationError, match="in which no block was found"):
+        of("single", NUMBERS, lambda: nn.Linear(16, 16), checkpointing=True)
     parts = of("dp4", TOKENS, Words)
     assert parts.most["activations"] == pytest.approx(whole.most["activations"] / 4, rel=0.01)
     assert parts.most["logits"] * 4 == whole.most["logits"]
     shared = of("cp2", TOKENS, Words)
     assert shared.most["logits"] * 2 == whole.most["logits"]
     assert shared.most["weights"] == whole.most["weights"]
-
-
-def test_a_gathered_block_counts_while_it_is_there() -> None:
-    """FSDP gathers a block at a time, freed afterwards: what travels is less than all weights and more than a block."""
-    large = elements(Mlp())
-    block = sum(parameter.numel() for parameter in Block().parameters())
-    found = of("fsdp2")
-    assert 4 * block < found.most["communication"]
-    assert found.most["communication"] < 4 * 4 * large
 
 
 @pytest.mark.parametrize("layout", ["fsdp2", "fsdp4", "hsdp2x2"])
@@ -301,9 +287,11 @@ def test_a_head_in_slices_is_never_gathered(layout: str) -> None:
     assert slices < 2.5 * head, "only the embedding is, besides slices"
 
 
-def test_accumulated_gradients_are_whole_under_fsdp() -> None:
-    """Ranks that hold shards keep whole gradients until the pass that reduces; copies need no more than before."""
+def test_shards_gather_blocks_and_accumulate_whole_gradients() -> None:
+    """Ranks that hold shards gather a block at a time, and keep whole gradients until the pass that reduces."""
     whole = 4 * elements(Mlp())
+    gathered = of("fsdp2").most["communication"]
+    assert 4 * elements(Block()) < gathered < 4 * whole
     twice = TrainingWorkload(batch=8, sample=(16,), accumulation=4)
     shards, copies = of("fsdp4"), of("dp2")
     assert of("fsdp4", twice).peak >= shards.peak + whole - 4 * elements(Mlp(), 4) - shards.most["workspace"]
@@ -407,12 +395,6 @@ def test_early_backward_passes_keep_fewer_activations() -> None:
     part = 4 * (1024 // 8) * 32  # a block keeps what is in its middle; what it returns is on its way
     assert kept["gpipe"][0] == pytest.approx(8 * part, rel=0.1)
     assert kept["1f1b"][0] == pytest.approx(4 * part, rel=0.15)
-
-
-def test_checkpointing_needs_blocks() -> None:
-    """A model without blocks is not computed again in blocks."""
-    with pytest.raises(PreparationError, match="in which no block was found"):
-        of("single", NUMBERS, lambda: nn.Linear(16, 16), checkpointing=True)
 
 
 def test_a_process_of_a_group_is_no_place_to_plan() -> None:

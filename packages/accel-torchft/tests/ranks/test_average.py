@@ -70,13 +70,17 @@ def check(net: Net, wanted: dict[str, torch.Tensor | None]) -> None:
             torch.testing.assert_close(each.grad, wanted[name], rtol=0, atol=1e-6)
 
 
+def begun(shares: tuple[float | None, ...]) -> tuple[int, Average, Net]:
+    """Return this rank, what averages with what it counts, and a model."""
+    rank = Accelerator(cpu=True).process_index
+    return rank, Average(send, arrived, lambda: shares[rank]), Net()
+
+
 @world(2)
 @pytest.mark.parametrize("early", [False, True])
 def test_gradients_are_those_of_one_process(early: bool) -> None:
     """Weighted, added up over two passes and twice in a row, where a rank leaves a layer out that another has."""
-    rank = Accelerator(cpu=True).process_index
-    average = Average(send, arrived, lambda: SHARES[rank])
-    net = Net()
+    rank, average, net = begun(SHARES)
     for _ in range(2):
         net(inputs_of(rank), rank).backward()
         average.lay_out([*net.parameters()], early)
@@ -90,9 +94,7 @@ def test_gradients_are_those_of_one_process(early: bool) -> None:
 @world(2)
 def test_a_gradient_that_comes_in_parts_is_sent_later() -> None:
     """Reentrant checkpoints run backward one by one: a step whose gradient was sent too soon is not to be made."""
-    rank = Accelerator(cpu=True).process_index
-    average = Average(send, arrived, lambda: SHARES[rank])
-    net = Net()
+    rank, average, net = begun(SHARES)
     for was_early in (True, False):
         average.lay_out([*net.parameters()], early=True)
         net(inputs_of(rank).requires_grad_(), rank, in_parts=True).backward()
@@ -106,9 +108,7 @@ def test_a_gradient_that_comes_in_parts_is_sent_later() -> None:
 @world(2)
 def test_a_step_that_is_lost_leaves_gradients_alone() -> None:
     """Where it is not known what this replica counts, nothing is sent."""
-    rank = Accelerator(cpu=True).process_index
-    average = Average(send, arrived, lambda: None)
-    net = Net()
+    rank, average, net = begun((None, None))
     average.lay_out([*net.parameters()], early=True)
     net(inputs_of(rank), rank).backward()
     own = {name: None if each.grad is None else each.grad.clone() for name, each in net.named_parameters()}

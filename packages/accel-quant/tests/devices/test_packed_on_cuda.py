@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from accel_bigmodel import init_empty_weights
 from accel_core.accelerator import Accelerator
 from accel_quant import BnbQuantizationConfig, load_and_quantize_model
 
-bnb: Any = pytest.importorskip("bitsandbytes")
+pytest.importorskip("bitsandbytes")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from packed_models import Model, by_hand
 
 DEVICE = torch.device("cuda", 0)
 HERE: Any = 0 if DEVICE.type == "cuda" else "cpu"
-WIDTH, INNER = 256, 1024
+SIZES = WIDTH, INNER, _ = 256, 1024, 3
 CONFIGS: dict[str, dict[str, Any]] = {
     "8bit": {"load_in_8bit": True},
     "8bit-no-threshold": {"load_in_8bit": True, "llm_int8_threshold": 0.0},
@@ -52,53 +54,11 @@ def collected() -> Iterator[None]:
     gc.collect()
 
 
-class Block(nn.Module):
-    """A norm and two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add something."""
-        found: Tensor = x + self.down(torch.relu(self.up(self.norm(x))))
-        return found
-
-
-class Model(nn.Module):
-    """A small model with a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.emb = nn.Embedding(16, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.head = nn.Linear(WIDTH, 16)
-        self.register_buffer("scale", torch.tensor(0.5))
-
-    def forward(self, index: Tensor) -> Tensor:
-        """Return logits."""
-        x = self.emb(index) * self.scale
-        for block in self.blocks:
-            x = block(x)
-        found: Tensor = self.head(x)
-        return found
-
-
 @pytest.fixture
 def trained() -> Model:
     """A model with fixed weights, on the CPU."""
     torch.manual_seed(0)
-    return Model().eval()
-
-
-@pytest.fixture
-def weights(trained: Model, tmp_path: Path) -> Path:
-    """The weights of `trained` in a folder."""
-    folder = tmp_path / "weights"
-    folder.mkdir()
-    save_file(trained.state_dict(), folder / "model.safetensors")
-    return folder
+    return Model(*SIZES).eval()
 
 
 def config(name: str) -> BnbQuantizationConfig:
@@ -109,7 +69,7 @@ def config(name: str) -> BnbQuantizationConfig:
 def loaded(name: str, place: Path, device_map: Any = None, **given: Any) -> Any:
     """Return an empty model filled from a checkpoint; on the device as a whole unless a map says otherwise."""
     with init_empty_weights():
-        empty = Model().eval()
+        empty = Model(*SIZES).eval()
     return load_and_quantize_model(
         empty, config(name), weights_location=place, device_map=device_map or {"": HERE}, **given
     )
@@ -129,38 +89,12 @@ def run(model: nn.Module) -> Tensor:
     return found
 
 
-def by_hand(trained: Model, name: str) -> nn.Module:
-    """Pack the same layers with bitsandbytes alone."""
-    settings = config(name)
-    model = copy.deepcopy(trained).to(settings.torch_dtype)
-    for block in model.blocks:
-        for leaf in ("up", "down"):
-            layer: nn.Linear = getattr(block, leaf)
-            size = layer.in_features, layer.out_features, layer.bias is not None
-            if settings.load_in_8bit:
-                made = bnb.nn.Linear8bitLt(*size, has_fp16_weights=False, threshold=settings.llm_int8_threshold)
-            else:
-                made = bnb.nn.Linear4bit(
-                    *size,
-                    compute_dtype=settings.bnb_4bit_compute_dtype,
-                    quant_type=settings.bnb_4bit_quant_type,
-                    compress_statistics=settings.bnb_4bit_use_double_quant,
-                )
-                made.support_avx512bf16_for_cpu = False
-            made.load_state_dict(layer.state_dict())
-            made.weight.data = made.weight.data.to(settings.torch_dtype)
-            if layer.bias is not None:
-                made.bias.data = made.bias.data.to(settings.torch_dtype)
-            setattr(block, leaf, made)
-    return model.eval().to(DEVICE)
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_equal_to_bitsandbytes_by_hand(trained: Model, weights: Path, name: str) -> None:
     """A model loaded packed onto the device computes bit for bit what layers do that bitsandbytes packed by hand."""
     model = loaded(name, weights)
     assert {each.device for each in (*model.parameters(), *model.buffers())} == {DEVICE}
-    assert torch.equal(run(model), run(by_hand(trained, name)))
+    assert torch.equal(run(model), run(by_hand(trained, config(name), DEVICE)))
     plain = run(copy.deepcopy(trained).to(DEVICE)).float()
     assert 0 < (run(model).float() - plain).norm() / plain.norm() < 0.15
 

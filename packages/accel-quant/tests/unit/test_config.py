@@ -1,21 +1,27 @@
-"""Tests of the configuration."""
+"""Tests of the configuration, which needs no bitsandbytes."""
+
+import sys
 
 import pytest
 import torch
 
-from accel_core.errors import QuantizationError
+from accel_core.errors import MissingDependencyError, QuantizationError
 from accel_core.options.enums import CustomDtype
 from accel_quant import BnbQuantizationConfig
+from accel_quant.library import bitsandbytes
 
 
-def test_defaults_of_eight_bits():
-    """8 bits compute what is not packed in float16."""
+def test_defaults_of_eight_bits(monkeypatch):
+    """8 bits compute what is not packed in float16; without bitsandbytes, what needs it says how to get it."""
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     config = BnbQuantizationConfig(load_in_8bit=True)
     assert config.target_dtype is torch.int8
     assert config.torch_dtype is torch.float16
     assert config.llm_int8_threshold == 6.0
     assert config.skip_modules is None
     assert config.keep_in_fp32_modules is None
+    with pytest.raises(MissingDependencyError, match=r"pip install 'bitsandbytes>=0.47'"):
+        bitsandbytes()
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ def _kinds(model):
     return {name: type(layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
 
 
-def test_every_linear_layer_is_replaced():
-    """Linear layers become layers of bitsandbytes with the settings asked for; other layers stay."""
+def test_every_linear_layer_is_replaced(caplog):
+    """Linear layers become ones of bitsandbytes with the settings asked for, once; a model without any is told."""
     model = replace_with_bnb_layers(Model(), EIGHT)
     assert set(_kinds(model).values()) == {bnb.nn.Linear8bitLt}
     assert model.body[0].state.threshold == 4.0
@@ -56,11 +56,18 @@ def test_every_linear_layer_is_replaced():
     assert set(_kinds(model).values()) == {bnb.nn.Linear4bit}
     assert layer.compute_dtype is torch.bfloat16
     assert (layer.weight.quant_type, layer.weight.compress_statistics) == ("nf4", True)
+    assert replace_with_bnb_layers(model, FOUR).body[0] is layer
+    four_bits = [has_4bit_bnb_layers(each) for each in (Model(), replace_with_bnb_layers(Model(), EIGHT), model)]
+    assert four_bits == [False, False, True]
+    caplog.clear()
+    replace_with_bnb_layers(nn.Sequential(nn.ReLU()), EIGHT)
+    assert "No linear layer" in caplog.text
 
 
 def test_weights_and_bias_stay_until_they_are_moved():
     """Replacing keeps the values; moving to the device packs them, without a gradient."""
     model = Model()
+    assert get_parameter_device(model) == torch.device("cpu")
     before = model.body[0].weight.detach().clone()
     replace_with_bnb_layers(model, EIGHT)
     assert torch.equal(model.body[0].weight.data, before)
@@ -79,19 +86,6 @@ def test_modules_left_out(config):
     assert type(model.body[0]) is nn.Linear
     part = replace_with_bnb_layers(Model().body, config, ["top.body.0"], current_key_name=["top", "body"])
     assert [type(layer) is nn.Linear for layer in (part[0], part[2])] == [True, False]
-
-
-def test_nothing_to_replace_is_told(caplog):
-    """A model without a linear layer is left alone, with a warning."""
-    replace_with_bnb_layers(nn.Sequential(nn.ReLU()), EIGHT)
-    assert "No linear layer" in caplog.text
-
-
-def test_replacing_twice_changes_nothing():
-    """A layer that is packed already stays the same object."""
-    model = replace_with_bnb_layers(Model(), FOUR)
-    layer = model.body[0]
-    assert replace_with_bnb_layers(model, FOUR).body[0] is layer
 
 
 def test_list_that_matches_nothing():
@@ -123,14 +117,6 @@ def test_names_match_whole_parts(name, key, expected):
 def test_keys_to_not_convert(model, expected):
     """The head and tied weights stay; a base model has no head."""
     assert sorted(get_keys_to_not_convert(model())) == expected
-
-
-def test_looking_at_a_model():
-    """The device and the presence of 4-bit layers are told."""
-    assert get_parameter_device(Model()) == torch.device("cpu")
-    assert not has_4bit_bnb_layers(Model())
-    assert not has_4bit_bnb_layers(replace_with_bnb_layers(Model(), EIGHT))
-    assert has_4bit_bnb_layers(replace_with_bnb_layers(Model(), FOUR))
 
 
 class Doubled(nn.Linear):

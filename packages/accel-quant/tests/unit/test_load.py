@@ -2,12 +2,17 @@
 
 import copy
 import json
+import sys
+from pathlib import Path
 
 import bitsandbytes as bnb
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from packed_models import Model, by_hand
 
 from accel_bigmodel import init_empty_weights
 from accel_core.accelerator import Accelerator
@@ -52,38 +57,6 @@ MAPS = {
 }
 
 
-class Block(nn.Module):
-    """A norm and two layers of sizes that are no power of two."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(32)
-        self.up = nn.Linear(32, 72)
-        self.down = nn.Linear(72, 32, bias=False)
-
-    def forward(self, x):
-        """Run."""
-        return x + self.down(torch.relu(self.up(self.norm(x))))
-
-
-class Model(nn.Module):
-    """A small model with a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.emb = nn.Embedding(16, 32)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.head = nn.Linear(32, 16)
-        self.register_buffer("scale", torch.tensor(0.5))
-
-    def forward(self, index):
-        """Run."""
-        x = self.emb(index) * self.scale
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
 INPUT = torch.arange(16)[None]
 
 
@@ -92,15 +65,6 @@ def trained():
     """A model with fixed weights."""
     torch.manual_seed(0)
     return Model().eval()
-
-
-@pytest.fixture
-def weights(trained, tmp_path):
-    """The weights of `trained` in a folder."""
-    folder = tmp_path / "weights"
-    folder.mkdir()
-    save_file(trained.state_dict(), folder / "model.safetensors")
-    return folder
 
 
 def _config(name, **more):
@@ -117,45 +81,22 @@ def _run(model):
     return model(INPUT)
 
 
-def _by_hand(trained, name):
-    """Pack the same layers with bitsandbytes alone."""
-    settings = CONFIGS[name]
-    model = copy.deepcopy(trained)
-    for block in model.blocks:
-        for leaf in ("up", "down"):
-            layer = getattr(block, leaf)
-            bias = layer.bias is not None
-            if settings.get("load_in_8bit"):
-                made = bnb.nn.Linear8bitLt(
-                    layer.in_features,
-                    layer.out_features,
-                    bias,
-                    has_fp16_weights=False,
-                    threshold=settings.get("llm_int8_threshold", 6.0),
-                )
-            else:
-                made = bnb.nn.Linear4bit(
-                    layer.in_features,
-                    layer.out_features,
-                    bias,
-                    compute_dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[settings["bnb_4bit_compute_dtype"]],
-                    quant_type=settings.get("bnb_4bit_quant_type", "fp4"),
-                    compress_statistics=settings.get("bnb_4bit_use_double_quant", False),
-                )
-                made.support_avx512bf16_for_cpu = False
-            made.load_state_dict(layer.state_dict())
-            setattr(block, leaf, made.to("cpu"))
-    return model.eval()
-
-
 @pytest.mark.parametrize("name", CONFIGS)
-def test_equal_to_bitsandbytes_by_hand(trained, weights, name):
-    """A model loaded packed computes bit for bit what the same layers do that bitsandbytes packed by hand."""
+def test_equal_to_bitsandbytes_by_hand(trained, weights, name, caplog):
+    """Loaded packed, packed in memory or copied, a model computes bit for bit what bitsandbytes by hand does."""
     model = load_and_quantize_model(_empty(), _config(name), weights_location=weights)
     assert type(model.head) is nn.Linear
     kind = bnb.nn.Linear8bitLt if name.startswith("8bit") else bnb.nn.Linear4bit
     assert isinstance(model.blocks[0].up, kind)
-    assert torch.equal(_run(model), _run(_by_hand(trained, name)))
+    early, expected = copy.deepcopy(model), _run(by_hand(trained, _config(name)))
+    for each in (model, early, copy.deepcopy(model)):
+        assert torch.equal(_run(each), expected)
+    assert "loaded already" not in caplog.text
+    in_memory = load_and_quantize_model(copy.deepcopy(trained), _config(name))
+    assert torch.equal(_run(in_memory), expected)
+    eight = name.startswith("8bit")
+    assert (in_memory.is_loaded_in_8bit, in_memory.is_loaded_in_4bit) == (eight, not eight)
+    assert "loaded already" in caplog.text
     error = (_run(model) - _run(trained)).norm() / _run(trained).norm()
     assert 0 < error < 0.15
 
@@ -177,16 +118,6 @@ def test_every_device_map_computes_the_same(weights, tmp_path, name, place):
         assert getattr(getattr(layer, "state", None), "CB", None) is None
         files = list((tmp_path / "off").glob("blocks.1.up.weight*.dat"))
         assert sum(file.stat().st_size for file in files) < 32 * 72 * 2
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_loaded_model_is_packed_to_the_same(trained, weights, name, caplog):
-    """Packing a model in memory gives what loading it packed gives."""
-    expected = _run(load_and_quantize_model(_empty(), _config(name), weights_location=weights))
-    model = load_and_quantize_model(copy.deepcopy(trained), _config(name))
-    assert torch.equal(_run(model), expected)
-    assert (model.is_loaded_in_8bit, model.is_loaded_in_4bit) == (name.startswith("8bit"), not name.startswith("8bit"))
-    assert "loaded already" in caplog.text
 
 
 @pytest.mark.usefixtures("fresh_state")
@@ -319,7 +250,7 @@ def test_what_is_shared_computes_as_its_parts_do(tmp_path, name, skip, place):
 
 
 def test_device_map_counts_packed_bytes(weights):
-    """A model that does not fit unpacked fits packed: the map counts what packed weights occupy."""
+    """A model that does not fit unpacked fits packed: a map of any word counts what packed weights occupy."""
     config = BnbQuantizationConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bf16")
     limits = {"cpu": 12_000}
     model = replace_with_bnb_layers(_empty(), config, ["head"])
@@ -327,15 +258,8 @@ def test_device_map_counts_packed_bytes(weights):
     assert set(places.values()) == {"cpu"}
     unpacked = get_quantized_model_device_map(_empty(), config, "auto", max_memory=limits)
     assert "disk" in unpacked.values()
-
-
-@pytest.mark.parametrize("word", ["balanced", "balanced_low_0", "sequential"])
-def test_device_map_words(word):
-    """Every word makes a map that covers the model."""
-    config = _config("8bit")
-    model = replace_with_bnb_layers(_empty(), config, ["head"])
-    assert get_quantized_model_device_map(model, config, word) == {"": "cpu"}
-    assert get_quantized_model_device_map(model, config) == {"": "cpu"}
+    for words in ((), ("balanced",), ("balanced_low_0",), ("sequential",)):
+        assert get_quantized_model_device_map(model, config, *words) == {"": "cpu"}
 
 
 def test_quantize_and_offload_8bit(trained, tmp_path):
@@ -347,11 +271,11 @@ def test_quantize_and_offload_8bit(trained, tmp_path):
     assert index["blocks.0.up.weight"] == {"dtype": "int8", "shape": [72, 32]}
     assert model.blocks[0].up.weight.is_meta
     first = (tmp_path / "blocks.0.up.weight.dat").read_bytes()
-    by_hand = bnb.nn.Int8Params(value.half(), requires_grad=False, has_fp16_weights=False).to("cpu")
-    assert first == bytes(by_hand.data.flatten().view(torch.uint8).tolist())
+    packed = bnb.nn.Int8Params(value.half(), requires_grad=False, has_fp16_weights=False).to("cpu")
+    assert first == bytes(packed.data.flatten().view(torch.uint8).tolist())
     other = replace_with_bnb_layers(_empty(), _config("8bit"))
     name = "blocks.0.up.weight"
-    quantize_and_offload_8bit(other, by_hand.data, name, torch.float16, tmp_path, {}, by_hand.SCB)
+    quantize_and_offload_8bit(other, packed.data, name, torch.float16, tmp_path, {}, packed.SCB)
     assert (tmp_path / "blocks.0.up.weight.dat").read_bytes() == first
     with pytest.raises(QuantizationError, match="not a packed weight"):
         quantize_and_offload_8bit(other, value, "emb.weight", torch.float16, tmp_path, {}, None)
@@ -501,15 +425,6 @@ def test_what_cannot_be_saved_is_refused_before_writing(tmp_path):
     with pytest.raises(QuantizationError, match="rounded its scales"):
         Accelerator(cpu=True).save_model(model, tmp_path / "saved")
     assert not list(tmp_path.rglob("*.safetensors"))
-
-
-def test_a_copy_is_its_own(weights):
-    """A copied model computes the same, before and after a forward."""
-    model = load_and_quantize_model(_empty(), _config("8bit"), weights_location=weights)
-    early = copy.deepcopy(model)
-    expected = _run(model)
-    assert torch.equal(_run(early), expected)
-    assert torch.equal(_run(copy.deepcopy(model)), expected)
 
 
 @pytest.mark.usefixtures("fresh_state")

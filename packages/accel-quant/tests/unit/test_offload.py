@@ -46,9 +46,12 @@ def empty() -> nn.Module:
 
 @torch.no_grad()
 def test_weights_are_packed_before_they_are_written(weights: Path, tmp_path: Path) -> None:
-    """With `offload_8bit_bnb` a layer on disk is stored packed, as bitsandbytes packs it, and computes the same."""
+    """With `offload_8bit_bnb` a layer on disk is stored in a folder as bitsandbytes packs it, and computes alike."""
     folder = tmp_path / "offload"
     model = empty()
+    with pytest.raises(OffloadError, match=r"'2\.weight' first"):
+        load_checkpoint_in_model(model, weights, PLACES, offload_8bit_bnb=True)
+    assert all(parameter.is_meta for parameter in model.parameters())
     load_checkpoint_in_model(model, weights, PLACES, offload_folder=folder, offload_8bit_bnb=True)
     stored = OffloadedWeightsLoader(save_folder=folder)
     assert set(stored) == {"2.weight", "2.SCB"}
@@ -70,14 +73,6 @@ def test_weights_are_packed_before_they_are_written(weights: Path, tmp_path: Pat
     for _ in range(2):
         assert torch.equal(model(x), by_hand(x))
         assert model[2].weight.is_meta
-
-
-def test_packed_weights_need_a_folder(weights: Path) -> None:
-    """Without a folder to write packed weights to, nothing is loaded, although a safetensors file holds plain ones."""
-    model = empty()
-    with pytest.raises(OffloadError, match=r"'2\.weight' first"):
-        load_checkpoint_in_model(model, weights, PLACES, offload_8bit_bnb=True)
-    assert all(parameter.is_meta for parameter in model.parameters())
 
 
 def packed(factor: float, **places: object) -> nn.Module:

@@ -88,7 +88,7 @@ def test_unpack_and_rebuild_are_exact(make, form):
 
 
 @pytest.mark.parametrize(("make", "form"), CASES)
-def test_weights_that_do_not_fit(make, form):
+def test_parts_that_do_not_fit_are_refused(make, form):
     """Refused are another shape, bare packed tensors (8 bits take one with its scales), cut parts and another's."""
     with pytest.raises(QuantizationError, match=r"got shape \(3, 3\) for \(96, 128\)"):
         form.pack(make(), torch.ones(3, 3), CPU)

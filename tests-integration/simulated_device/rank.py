@@ -1,5 +1,6 @@
 """One of two ranks on the simulated accelerator: trains, saves, goes astray, loads; `python rank.py FOLDER`."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -75,7 +76,7 @@ def dispatched(rank: int) -> list[str]:
 
 
 def main() -> dict[str, Any]:
-    """Save in both ways; load with each place for optimizers."""
+    """Save in both ways; load with each place for optimizers; all is on this rank's device."""
     simulated.set_up()
     simulated.make_known()
     accelerator = Accelerator()
@@ -92,23 +93,21 @@ def main() -> dict[str, Any]:
     handle.wait()
     accelerator.wait_for_everyone()
     accelerator.save_model(model, folder / "model")
-    differing: dict[str, list[str]] = {}
     for name, place in (("now", None), ("later", None), ("now", "on_device"), ("later", "cpu")):
         step(accelerator, model, optimizer)
         accelerator.load_state(str(folder / name), map_location=place)
         loaded = state_of(accelerator, model, optimizer)
-        differing[f"{name} {place}"] = [key for key in saved if not torch.equal(saved[key], loaded[key])]
-    return {
-        "rank": accelerator.process_index,
-        "device": str(accelerator.device),
-        "current": getattr(torch, simulated.NAME).current_device(),
-        "backend": str(torch.distributed.get_backend()),
-        "placed": sorted({str(value.device) for value in model.parameters()}),
-        "moments": sorted({str(state["exp_avg"].device) for state in optimizer.state.values()}),
-        "differing": differing,
-        "asked": asked(),
-        "dispatched": dispatched(accelerator.process_index),
-    }
+        assert [key for key in saved if not torch.equal(saved[key], loaded[key])] == [], (name, place)
+    rank = int(os.environ["RANK"])
+    own = torch.device(simulated.NAME, rank)
+    assert (accelerator.process_index, accelerator.device) == (rank, own)
+    assert getattr(torch, simulated.NAME).current_device() == rank
+    assert torch.distributed.get_backend() == simulated.COLLECTIVES
+    assert {value.device for value in model.parameters()} == {own}
+    assert {state["exp_avg"].device for state in optimizer.state.values()} == {own}
+    assert asked() == [[0, 0], [0, 0]]
+    assert dispatched(rank) == ["cpu", "cpu"]
+    return {}
 
 
 if __name__ == "__main__":

@@ -69,7 +69,8 @@ def texts(count: int, *, uneven: bool = False) -> list[dict[str, torch.Tensor]]:
 def run_of(
     size: int, stage: int, *, sp: int = 2, handler: Any = None, zero: dict[str, Any] | None = None, **others: Any
 ) -> Accelerator:
-    """Return a run whose ranks share sequences."""
+    """Begin a run whose ranks share sequences."""
+    begin()
     zero = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True, **(zero or {})}
     waiting = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
     plugin = DeepSpeedPlugin(hf_ds_config={**waiting, "zero_optimization": zero})
@@ -196,7 +197,6 @@ def trains_as_one_process(size: int, stage: int, *, weighted: bool) -> None:
 @world(2, quiet=30)
 def test_ranks_that_share_sequences_train_as_one_process() -> None:
     """Accumulated, cut short, clipped, weighted, with uneven labels: losses, norms and weights are one process's."""
-    begin()
     for stage, weighted in ((0, False), (1, True), (2, False), (3, False), (3, True)):
         trains_as_one_process(2, stage, weighted=weighted)
 
@@ -204,7 +204,6 @@ def test_ranks_that_share_sequences_train_as_one_process() -> None:
 @world(4, quiet=30)
 def test_sequences_are_shared_beside_data_parallel() -> None:
     """On four ranks, two pairs each share sequences of their own, and train as one process on all of them."""
-    begin()
     for stage, weighted in ((1, False), (3, True)):
         trains_as_one_process(4, stage, weighted=weighted)
 
@@ -219,7 +218,6 @@ def logits_of(net: Any, rows: list[dict[str, torch.Tensor]]) -> torch.Tensor:
 @world(2, quiet=30)
 def test_whole_sequences_are_read_as_without_sharing() -> None:
     """A loader of its own gives each rank whole sequences to evaluate, inside the training loop too, each one once."""
-    begin()
     data, expected = texts(11), llama(heads=4, shared=1).eval()  # ranks hold copies of keys and values
     accelerator = run_of(2, 1)
     net = llama(heads=4, shared=1)
@@ -255,7 +253,6 @@ def test_whole_sequences_are_read_as_without_sharing() -> None:
 @world(2, quiet=30)
 def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     """Saved in the middle of an epoch and restored, the next steps are those of the run that went on, bit by bit."""
-    begin()
     data = texts(7 * BATCH, uneven=True)
     for stage in (1, 3):
         folder = tmp_path / str(stage)
@@ -281,7 +278,6 @@ def beginning(data: list[dict[str, torch.Tensor]], stage: int) -> tuple[Accelera
 @world(2, quiet=30)
 def test_a_loss_that_no_labels_gave_is_refused() -> None:
     """A model that gets a batch as it is computes no loss; the error names what the batch has, and training goes on."""
-    begin()
     accelerator, net, optimizer, loader = beginning(texts(8), 1)
     batches = iter(loader)
     with accelerator.accumulate(net), pytest.raises(UnsupportedTypeError, match="shift_labels in place of labels"):

@@ -12,6 +12,7 @@ import torch
 from accel_core.accelerator import Accelerator
 from accel_core.host.environ import patch_environment, text
 from accel_core.options.engines import load
+from accel_core.plugins import deepspeed as old_path
 from accel_core.strategies import registry
 from accel_core.strategies.registry import Request, choose
 from accel_core.strategies.single import SingleStrategy
@@ -33,6 +34,8 @@ def test_deepspeed_is_chosen_without_importing_it() -> None:
         choice = choose(Request(2))
     assert (choice.strategy.name, choice.plugins[0].zero_stage) == ("deepspeed", 3)
     assert "deepspeed" not in sys.modules
+    # Code written before the package was one imports from accel-core what it imports from here.
+    assert (old_path.DeepSpeedPlugin, old_path.DummyOptim.__name__) == (DeepSpeedPlugin, "DummyOptim")
 
 
 def test_the_first_of_several_plugins_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,14 +53,6 @@ def test_the_first_of_several_plugins_is_selected(monkeypatch: pytest.MonkeyPatc
     second = Accelerator()
     assert second.state.deepspeed_plugins == {"student": student, "teacher": teacher}
     assert second.deepspeed_plugin is teacher
-
-
-def test_the_old_path_leads_to_the_plugin() -> None:
-    """Code written before the package was one imports from accel-core what it imports from here."""
-    from accel_core.plugins import deepspeed
-
-    assert deepspeed.DeepSpeedPlugin is DeepSpeedPlugin
-    assert deepspeed.DummyOptim.__name__ == "DummyOptim"
 
 
 @pytest.mark.parametrize(("device", "number"), [("cuda:0", "0"), ("cuda:1", "1"), ("cpu", "3")])

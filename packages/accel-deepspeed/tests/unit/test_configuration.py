@@ -71,15 +71,12 @@ def test_what_is_open_comes_from_loaders_and_run(said: dict[str, str]) -> None:
     assert config["gradient_clipping"] == 0.0
     assert plugin.deepspeed_config == config
     assert plugin.deepspeed_config is not config
+    # The total that transformers writes counts all processes; where ranks share sequences, fewer of them read data.
+    run = dataclasses.replace(parts(steps=3), layout=Layout.of(0, 4, {"dp_shard": 2, "sp": 2}))
+    assert fill(zero(train_batch_size=4 * 3 * 4), run)["train_batch_size"] == 4 * 3 * 2
     for steps in (1, 3):  # a key that is not there contradicts nothing
         config = fill(DeepSpeedPlugin(hf_ds_config={"zero_optimization": {"stage": 2}}), parts(steps=steps))
         assert (config["gradient_accumulation_steps"], config["train_micro_batch_size_per_gpu"]) == (steps, 4)
-
-
-def test_a_total_counts_the_processes_that_read() -> None:
-    """The total that transformers writes counts all processes; where ranks share sequences, fewer of them read data."""
-    run = dataclasses.replace(parts(steps=3), layout=Layout.of(0, 4, {"dp_shard": 2, "sp": 2}))
-    assert fill(zero(train_batch_size=4 * 3 * 4), run)["train_batch_size"] == 4 * 3 * 2
 
 
 def test_a_second_model_fills_what_the_first_one_filled() -> None:
@@ -96,17 +93,13 @@ def test_a_second_model_fills_what_the_first_one_filled() -> None:
 
 @pytest.mark.parametrize(("smallest", "expected"), [(True, 4), (False, 8)])
 def test_several_loaders_give_their_smallest_or_largest_batch(smallest: bool, expected: int) -> None:
-    """The plugin says which loader's batch counts."""
+    """The plugin says which loader's batch counts; nobody guesses the size where one has none."""
     plugin = zero()
     plugin.is_train_batch_min = smallest
     assert fill(plugin, sizes=(4, 8))["train_micro_batch_size_per_gpu"] == expected
-
-
-@pytest.mark.parametrize("sizes", [(), (None,), (4, None)])
-def test_an_unknown_batch_size_is_refused(sizes: Any) -> None:
-    """Nobody guesses the batch size."""
-    with pytest.raises(ConfigurationError, match=r"'auto' and is taken from the loaders"):
-        fill(zero(), sizes=sizes)
+    for sizes in ((), (None,), (4, None)):
+        with pytest.raises(ConfigurationError, match=r"'auto' and is taken from the loaders"):
+            fill(zero(), sizes=sizes)
 
 
 def test_stand_ins_fill_optimizer_and_schedule() -> None:

@@ -66,13 +66,9 @@ def test_padding_behind_the_tokens_is_let_through() -> None:
     ],
 )
 def test_batches_that_cannot_be_cut_are_refused(change: Callable[[Batch], object], words: str) -> None:
-    """What would be computed wrongly is named, with what to do."""
+    """What would be computed wrongly is named, with what to do; so is another length than all sequences have."""
     with pytest.raises(DataError, match=words):
         Sharing(0, 2).part_of(change(batch(tokens=4)))
-
-
-def test_a_fixed_length_is_kept() -> None:
-    """Where all sequences have one length, another one is refused."""
     assert Sharing(0, 2, length=4).part_of(batch(tokens=4))["input_ids"].shape == (2, 2)
     with pytest.raises(DataError, match=r"got sequences of 6 tokens.*require 4 tokens"):
         Sharing(0, 2, length=4).part_of(batch(tokens=6))

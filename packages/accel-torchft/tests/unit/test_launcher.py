@@ -76,11 +76,6 @@ def test_replicas_of_a_machine_have_gpus_of_their_own(
     assert [each.get(variable) for each in gpus_of(found, replicas).values()] == ids
 
 
-def test_a_run_without_replicas_is_not_claimed() -> None:
-    """Without --replicas nothing changes."""
-    assert not ReplicaLauncher().claims(settings("--cpu", "--num-processes", "2"))
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -104,8 +99,9 @@ def test_what_replicas_cannot_have_is_refused(
 
 
 def test_torchft_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torchft is missing, the command that installs it is named."""
+    """Where torchft is missing, the command that installs it is named; without --replicas nothing changes."""
     with_torchft(monkeypatch, None)
+    assert not ReplicaLauncher().claims(settings("--cpu", "--num-processes", "2"))
     found = settings("--cpu", "--replicas", "2")
     with pytest.raises(MissingDependencyError, match="pip install torchft"):
         choose(found).command(found)

@@ -178,34 +178,31 @@ def equals(accelerator: Accelerator, net: Any, expected: nn.Module) -> None:
     accelerator.wait_for_everyone()
 
 
-def trains_as_one_process(size: int, stage: int, *, weighted: bool) -> None:
+def trains_as_one_process(size: int, cases: tuple[tuple[int, bool], ...]) -> None:
     """Train over windows of which the last is short, clipped, with labels ignored unevenly."""
     replicas = size // 2
     data = texts((4 * WINDOW + 1) * BATCH * replicas, uneven=True)  # five steps
-    expected, net = llama(), llama()
-    wanted = plain(expected, data, replicas, weighted=weighted)
-    accelerator = run_of(size, stage, gradient_accumulation_steps=WINDOW)
-    net, optimizer, loader = accelerator.prepare(net, momentum(net), DataLoader(data, batch_size=BATCH))
-    assert len(loader) == 4 * WINDOW + 1
-    found = train(accelerator, net, optimizer, loader, weighted=weighted)
-    torch.testing.assert_close(found, wanted[accelerator.process_index // 2], rtol=1e-5, atol=1e-6)
-    assert net.sequence_parallel_size == 2
-    equals(accelerator, net, expected)
-    reset_all()
+    for stage, weighted in cases:
+        expected, net = llama(), llama()
+        wanted = plain(expected, data, replicas, weighted=weighted)
+        accelerator = run_of(size, stage, gradient_accumulation_steps=WINDOW)
+        net, optimizer, loader = accelerator.prepare(net, momentum(net), DataLoader(data, batch_size=BATCH))
+        assert len(loader) == 4 * WINDOW + 1
+        found = train(accelerator, net, optimizer, loader, weighted=weighted)
+        torch.testing.assert_close(found, wanted[accelerator.process_index // 2], rtol=1e-5, atol=1e-6)
+        assert net.sequence_parallel_size == 2
+        equals(accelerator, net, expected)
+        reset_all()
 
 
-@world(2, quiet=30)
-def test_ranks_that_share_sequences_train_as_one_process() -> None:
+@pytest.mark.parametrize(
+    ("size", "cases"),
+    [(2, ((0, False), (1, True), (2, False), (3, False), (3, True))), (4, ((1, False), (3, True)))],
+    ids=["a pair", "two pairs"],
+)
+def test_ranks_that_share_sequences_train_as_one_process(size: int, cases: tuple[tuple[int, bool], ...]) -> None:
     """Accumulated, cut short, clipped, weighted, with uneven labels: losses, norms and weights are one process's."""
-    for stage, weighted in ((0, False), (1, True), (2, False), (3, False), (3, True)):
-        trains_as_one_process(2, stage, weighted=weighted)
-
-
-@world(4, quiet=30)
-def test_sequences_are_shared_beside_data_parallel() -> None:
-    """On four ranks, two pairs each share sequences of their own, and train as one process on all of them."""
-    for stage, weighted in ((1, False), (3, True)):
-        trains_as_one_process(4, stage, weighted=weighted)
+    world(size, quiet=30)(trains_as_one_process)(size, cases)
 
 
 def logits_of(net: Any, rows: list[dict[str, torch.Tensor]]) -> torch.Tensor:

@@ -81,8 +81,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def begin() -> None:
-    """Let megatron-core compute on the CPU, and call what torch deprecates."""
+    """Let megatron-core compute on the CPU from the same weights each time, and call what torch deprecates."""
     warnings.simplefilter("ignore")
+    torch.manual_seed(0)
     runpy.run_path(str(Path(__file__).with_name("cuda_on_cpu.py")))["stand_in"]()
     # megatron-core asks for a kernel of Transformer Engine by a name that it only has with that, and goes on without.
     importlib.import_module("megatron.core.transformer.moe.moe_utils").te_general_gemm = None  # type: ignore[attr-defined]

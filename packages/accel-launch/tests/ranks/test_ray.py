@@ -36,7 +36,7 @@ sys.stdout.write(" ".join(map(str, words)) + "\\n")
 destroy()
 """
 LOOP = """
-import atexit, pathlib, sys, time
+import os, pathlib, sys, time, traceback
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 for step in range(10 if pathlib.Path("lost").exists() else 36000):
@@ -44,9 +44,11 @@ for step in range(10 if pathlib.Path("lost").exists() else 36000):
     if dist.get_rank() == 0 and step == 5:
         pathlib.Path("going").touch()
     if dist.get_rank() == 2 and "raise" in sys.argv:
-        # After the traceback, or others fail first. Gloo, still open when Python ends, may turn the code into SIGABRT.
-        atexit.register(dist.destroy_process_group)
-        raise ValueError("boom")
+        try:
+            raise ValueError("boom")
+        except ValueError:
+            traceback.print_exc()
+            os._exit(1)  # at once: others fail as soon as Gloo closes, and Python may take longer to end than they do
     time.sleep(0.1)
 """
 KILLED = f"""

@@ -27,6 +27,7 @@ from accel_core.errors import (
     CheckpointMismatchError,
     CheckpointNotFoundError,
     ConfigurationError,
+    RankDisagreementError,
 )
 from accel_core.process.world import ensure
 from accel_testing import world
@@ -410,13 +411,15 @@ def test_the_middle_of_an_epoch_is_resumed_exactly(tmp_path: Path) -> None:
 
 
 @world(2)
-def test_a_part_that_one_rank_cannot_save_is_refused_by_all(tmp_path: Path) -> None:
-    """Where one rank names a part that there is not, every rank raises and nothing is written."""
+def test_ranks_that_save_different_parts_are_refused(tmp_path: Path) -> None:
+    """Where one rank saves the model alone, or all name no part that there is, every rank raises and writes nothing."""
     run = build(1)
-    own = ("x",) if run.world.rank else None
-    _, text = raised(save_state, run, tmp_path / "part", parts=own, kind=ConfigurationError)
+    _, text = raised(save_state, run, tmp_path / "part", parts=("x",), kind=ConfigurationError)
     assert "got ['x']" in text
     assert len(set(everywhere(text))) == 1
+    own = ("model",) if run.world.rank else None
+    _, text = raised(save_state, run, tmp_path / "part", parts=own, kind=RankDisagreementError)
+    assert "save_state(parts=['model'])" in text
     assert not (tmp_path / "part").exists()
 
 

@@ -75,10 +75,12 @@ def save_state(
     if not alone:
         arrive(run.world, "save_state", timeout)
     world = replace(run.world, size=1) if alone else run.world
-    ranks = Ranks(world, "save_state")
+    asked = None if parts is None else [parts] if isinstance(parts, str) else list(parts)
+    # Ranks that save different parts are in different operations, which is an error on all of them.
+    ranks = Ranks(world, "save_state" if asked is None else f"save_state(parts={asked})")
     with ranks.together("Preparing a checkpoint"):
         _refuse_keywords(save_model_func_kwargs)
-        part = selection.chosen(parts, run)
+        part = selection.chosen(asked, run)
         run = run if part is None else selection.without_the_rest(run)
         given, numbered = _target(run.project, output_dir), run.project.automatic_checkpoint_naming
         identity, written_at = _progress(run) if alone else names.fresh_id(), time.time_ns()

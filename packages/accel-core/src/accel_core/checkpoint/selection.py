@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ _MISSING = " is not in the checkpoint"
 _R = TypeVar("_R", bound=Run)
 
 
-def chosen(parts: Iterable[str] | None, run: Run) -> str | None:
+def chosen(parts: list[str] | None, run: Run) -> str | None:
     """Return which part of a run is saved; `None` for all of it.
 
     Raises:
@@ -28,19 +28,18 @@ def chosen(parts: Iterable[str] | None, run: Run) -> str | None:
     """
     if parts is None:
         return None
-    given = [parts] if isinstance(parts, str) else list(parts)
-    if given not in ([MODEL], [ADAPTERS]):
+    if parts not in ([MODEL], [ADAPTERS]):
         raise ConfigurationError(
-            f"save_state saves a part of a run as parts=('model',) or parts=('adapters',); got {given!r}. Leave parts "
+            f"save_state saves a part of a run as parts=('model',) or parts=('adapters',); got {parts!r}. Leave parts "
             "out to save all."
         )
     form = type(run.strategy.format)
     if not getattr(form, "has_models_apart", False):
         raise ConfigurationError(
-            f"This engine writes models together with their optimizers; got parts={tuple(given)}. Leave parts out, or "
+            f"This engine writes models together with their optimizers; got parts={tuple(parts)}. Leave parts out, or "
             "call save_model for weights alone."
         )
-    if given == [ADAPTERS]:
+    if parts == [ADAPTERS]:
         # A form that is made of another one writes models in its own way.
         if not getattr(form, "has_adapters_apart", False) or "has_adapters_apart" not in vars(form):
             raise ConfigurationError(
@@ -49,7 +48,7 @@ def chosen(parts: Iterable[str] | None, run: Run) -> str | None:
             )
         for model in run.models:
             _adapters_of(model)
-    return given[0]
+    return parts[0]
 
 
 def without_the_rest(run: _R) -> _R:

@@ -296,10 +296,10 @@ def _distinct(tensors: Mapping[str, Tensor | SpreadWeight]) -> tuple[dict[str, T
 def _check_storable(name: str, tensor: Any) -> None:
     plain = isinstance(tensor, Tensor) and tensor.device.type != "meta" and tensor.layout == torch.strided
     fits = isinstance(tensor, SpreadWeight) or (plain and not is_spread(tensor))
-    form = FORMS.get(tensor.dtype) if fits else None
+    form = FORMS.get(tensor.dtype) if fits and name != METADATA else None
     if form is None or (form == "F4" and not tensor.shape):
         layout = f" of {tensor.dtype} and {tensor.layout} on {tensor.device}" if isinstance(tensor, Tensor) else ""
         raise CheckpointError(
-            f"A safetensors file holds tensors with data only; {name!r} is a {type(tensor).__name__}{layout}. "
-            "Save with safe_serialization=False, or give the model its weights first."
+            f"A safetensors file holds tensors with data only, none named {METADATA}; {name!r} is a "
+            f"{type(tensor).__name__}{layout}. Save with safe_serialization=False, or give the model its weights first."
         )

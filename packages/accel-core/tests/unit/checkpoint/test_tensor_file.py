@@ -249,10 +249,17 @@ def test_booleans_that_are_none_are_refused(tmp_path: Path) -> None:
     assert destination.tolist() == [False, False]
 
 
-def test_a_tensor_without_a_layout_of_strides_is_refused(tmp_path: Path) -> None:
-    """A sparse tensor is named instead of being written without its indices."""
-    with pytest.raises(CheckpointError, match=r"'x' is a Tensor of torch.float32 and torch.sparse_coo"):
-        write_tensors(tmp_path / "x", {"x": torch.eye(2).to_sparse()})
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        ("__metadata__", torch.ones(1), "'__metadata__' is a Tensor"),
+        ("x", torch.eye(2).to_sparse(), r"'x' is a Tensor of torch.float32 and torch.sparse_coo"),
+    ],
+)
+def test_what_the_format_cannot_hold_is_not_saved(name: str, tensor: torch.Tensor, said: str, tmp_path: Path) -> None:
+    """A tensor named like the format's own entry, and a sparse one, whose indices would be missing, are named."""
+    with pytest.raises(CheckpointError, match=said):
+        write_tensors(tmp_path / "x", {name: tensor})
 
 
 _OPEN = """

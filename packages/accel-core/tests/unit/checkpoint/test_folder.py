@@ -315,7 +315,7 @@ def test_generators_are_read_to_the_cpu_wherever_optimizers_are(
 
 
 def test_components_that_the_run_lacks_are_reported_only(make_run: Make, tmp_path: Path) -> None:
-    """A model alone is loaded from a full checkpoint, which is told; a run with more than a checkpoint is refused."""
+    """A model alone is loaded from a full checkpoint, with a message; a run with more than a checkpoint is refused."""
     saved = make_run(1)
     save_state(saved, tmp_path / "ckpt")
     run = BareRun([make_run(2).models[0]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ class Engine:
         self.parameters = parameters
         self.is_complete = False
         self.step_was_skipped = False
+        self._norm: float | None = None  # of the gradients that the next step uses, if clipping computed it
 
     def backward(self, loss: torch.Tensor, *, ends_window: bool, **kwargs: object) -> None:
         """Compute gradients, and synchronize them at the end of the window."""
@@ -47,6 +49,7 @@ class Engine:
         self.deepspeed.set_gradient_accumulation_boundary(ends_window)
         self.deepspeed.backward(loss, scale_wrt_gas=False, **kwargs)  # the strategy has divided the loss
         self.is_complete = ends_window
+        self._norm = None
         if earlier:
             self.gradients.add(earlier)
 
@@ -54,6 +57,7 @@ class Engine:
         """Scale the gradients, and report their norm before scaling as that of the step."""
         if factor < 1:
             self.gradients.scale(factor)
+        self._norm = norm if math.isfinite(norm) else None  # a step finds an overflow by the norm
         self.deepspeed._global_grad_norm = norm  # what get_global_grad_norm reports
 
     def step(self, closure: Callable[[], Any] | None) -> object:
@@ -65,7 +69,10 @@ class Engine:
         if not self.is_complete:  # the window is open: more gradients come
             return None
         self.deepspeed.set_gradient_accumulation_boundary(True)  # a later forward pass may have cleared it
-        self.deepspeed.step()
+        self.gradients.step(norm_is_known=self._norm is not None)
+        if self._norm is not None:
+            self.deepspeed._global_grad_norm = self._norm
+        self._norm = None
         self.is_complete = False
         self.step_was_skipped = not self.deepspeed.was_step_applied()
         return None
@@ -75,6 +82,7 @@ class Engine:
         if self.is_complete:
             self.gradients.clear()
             self.is_complete = False
+            self._norm = None
 
 
 class _SteppedElsewhere:

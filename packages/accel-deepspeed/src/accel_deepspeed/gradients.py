@@ -67,6 +67,10 @@ class Gradients:
         self.optimizer.zero_grad()
         self.engine.zero_grad()
 
+    def step(self, *, norm_is_known: bool) -> None:
+        """Let DeepSpeed update the parameters; where it can, it does not compute again a norm that is known."""
+        self.engine.step()
+
     def _norms(self) -> Iterable[torch.Tensor]:
         return [torch.nn.utils.get_total_norm(self.parts())]
 
@@ -107,6 +111,12 @@ class _Split(Gradients):
             self.optimizer.reset_cpu_buffers()  # gradients of offloaded parts add up in them
             for part in self.parts():
                 part.zero_()
+
+    def step(self, *, norm_is_known: bool) -> None:
+        # A switch of stages 1 and 2, for gradients on the device that DeepSpeed does not clip; stage 3 has none.
+        spared = norm_is_known and not self.is_offloaded and not self.optimizer.clip_grad
+        self.optimizer.compute_grad_norm = self.engine.zero_compute_grad_norm() and not spared
+        super().step(norm_is_known=norm_is_known)
 
     def _restart(self) -> None:
         """Begin a window anew."""

@@ -17,12 +17,14 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from accel_core.checkpoint import pickles
 from accel_core.checkpoint.manifest import damaged_file, open_member
 from accel_core.checkpoint.report import listed
 from accel_core.checkpoint.window import Window
+from accel_core.comm.transport import memory_of
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
 from accel_core.mesh.tensor import local_parts
 from accel_parallel.checkpoint.located import locate_values
@@ -125,11 +127,32 @@ class ShardFolder:
         items = create_read_items_for_chunk_list(name, self._stored(name), wanted)
         items.sort(key=lambda item: item.storage_index.offset or ())
         for index, of_piece in itertools.groupby(items, key=lambda item: item.storage_index):
+            rows = [
+                (item, _narrowed(parts[item.dest_index.index or 0][1], item.dest_offsets, item.lengths))
+                for item in of_piece
+            ]
+            if self._read_rows(index, rows):
+                continue
             piece = self._piece(index)
-            for item in of_piece:
-                memory = parts[item.dest_index.index or 0][1]
-                part = _narrowed(piece, item.storage_offsets, item.lengths)
-                _narrowed(memory, item.dest_offsets, item.lengths).copy_(part)
+            for item, memory in rows:
+                memory.copy_(_narrowed(piece, item.storage_offsets, item.lengths))
+
+    def _read_rows(self, index: MetadataIndex, rows: Sequence[tuple[ReadItem, Tensor]]) -> bool:
+        """Read rows of a piece straight into memory; return whether they lie in the file as they do there."""
+        like = self.tensors[index.fqn].new_empty(self._sizes[index])
+        if not all(_takes_bytes_of(like, memory) for _, memory in rows):
+            return False
+        with self._opened(index) as window:
+            start = locate_values(cast(BinaryIO, window), like)
+            for item, memory in () if start is None else rows:
+                first = sum(item.storage_offsets[:1]) * math.prod(like.shape[1:]) * like.itemsize
+                self._fill(memory_of(memory), window, start + first, index)
+        return start is not None
+
+    def _fill(self, memory: memoryview, window: Window, at: int, index: MetadataIndex) -> None:
+        window.seek(at)
+        if window.readinto(memory) < len(memory):
+            raise damaged_file(self._path_of(index), "one that became shorter while it was read")
 
     def pieces(self, name: str) -> Iterator[Tensor]:
         """Yield the values of a tensor in their order, a part at a time; each is good until the next is asked for."""
@@ -146,11 +169,9 @@ class ShardFolder:
                 # Small memory that is used again stays at hand in the processor; fresh memory costs more than reading.
                 nbytes = math.prod(self._sizes[index]) * like.itemsize
                 memory = bytearray(min(_PART, nbytes))
-                window.seek(start)
                 for done in range(0, nbytes, _PART):
                     part = memoryview(memory)[: nbytes - done]
-                    if window.readinto(part) < len(part):
-                        raise damaged_file(self._path_of(index), "one that became shorter while it was read")
+                    self._fill(part, window, start + done, index)
                     yield torch.frombuffer(part, dtype=torch.uint8)
 
     def read_once(self) -> None:
@@ -207,6 +228,13 @@ class ShardFolder:
             yield Window(descriptor, place.offset, place.length)
         finally:
             os.close(descriptor)
+
+
+def _takes_bytes_of(like: Tensor, memory: Tensor) -> bool:
+    """Return whether rows of a tensor are the same bytes in some memory."""
+    if type(memory) not in (Tensor, torch.nn.Parameter) or not memory.is_cpu or not memory.is_contiguous():
+        return False
+    return memory.dtype == like.dtype and memory.shape[1:] == like.shape[1:]
 
 
 def _narrowed(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:

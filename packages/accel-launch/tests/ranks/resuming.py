@@ -1,4 +1,4 @@
-"""Trains three short epochs as docs/guides/launching.md shows, killing rank 1 once; then once more with nobody killed.
+"""Trains three short epochs as docs/tutorials/resume.md shows, killing rank 1 once; then once more with nobody killed.
 
 The words are a folder, the batch after which rank 1 is killed in the first attempt, and "pipeline" where each rank is
 to hold half of the layers.

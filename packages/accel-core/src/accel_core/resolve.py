@@ -275,11 +275,10 @@ def _handlers(given: Iterable[KwargsHandler] | None) -> dict[str, Any]:
     single = type(given).__name__
     expect(not isinstance(given, KwargsHandler), given, "kwargs_handlers is a list", f"Write [{single}(...)].")
     for handler in given or []:
-        if not isinstance(handler, KwargsHandler):
-            raise ConfigurationError(
-                f"kwargs_handlers takes objects such as DistributedDataParallelKwargs; got {type(handler).__name__}. "
-                "Pass instances of the handler classes."
-            )
+        fits = isinstance(handler, KwargsHandler)
+        expect(
+            fits, handler, "kwargs_handlers holds settings", "Write DistributedDataParallelKwargs(...), for example."
+        )
         name = type(handler).__name__
         if not isinstance(handler, _RECIPES):  # a subclass counts as the kind that it extends
             name = next((kind.__name__ for kind in _BUILT_IN if isinstance(handler, kind)), name)

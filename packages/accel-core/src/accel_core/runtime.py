@@ -22,7 +22,7 @@ from accel_core.comm.control import Channel
 from accel_core.comm.objects import broadcast_object_list, gather_object
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
-from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError, StateError
+from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError, StateError, expect
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import is_spread
 from accel_core.modules import empty, linear_loss
@@ -158,13 +158,11 @@ class Runtime:
         return bundle.results
 
     def prepare_model(
-        self, model: object, placement: bool | None = None, *, evaluation: bool = False
+        self, model: torch.nn.Module, placement: bool | None = None, *, evaluation: bool = False
     ) -> torch.nn.Module:
         """Prepare one model; see `Strategy.prepare_model`."""
-        if not isinstance(model, torch.nn.Module):
-            raise PreparationError(
-                f"A model is a torch.nn.Module; got {type(model).__name__}. Pass it to prepare() to let it through."
-            )
+        fits = isinstance(model, torch.nn.Module)
+        expect(fits, model, "A model is a torch.nn.Module", "Pass it to prepare() to let it through.")
         self._receive([model])
         # What is only evaluated need not be trainable, which is what `check` looks at.
         new = Bundle.sort([] if evaluation else [model], [] if evaluation else [placement])

@@ -26,7 +26,7 @@ from accel_core.data.samplers import (
     get_sampler,
 )
 from accel_core.data.settings import LoaderSettings, mesh_parts
-from accel_core.errors import ConfigurationError
+from accel_core.errors import expect_one_of
 from accel_core.mesh.layout import Layout
 from accel_core.plugins.loading import UNEVEN_ENDS
 from accel_core.process.world import ensure
@@ -105,7 +105,8 @@ def prepare_data_loader(
     """
     if isinstance(dataloader, PreparedLoader):
         return dataloader
-    _check_words(sharding, uneven_end)
+    expect_one_of(("auto", "global", "local"), "sharding", sharding)
+    expect_one_of(UNEVEN_ENDS, "uneven_end", uneven_end)
     place = _place(num_processes, process_index, torch_device_mesh, layout)
     local = place.ranks > 1 and (sharding == "local" or is_declared_local(dataloader))
     if not local:
@@ -176,17 +177,6 @@ def _own_shards(dataset: IterableDataset[Any], place: _Place) -> object | None:
 def _batches_of(dataloader: DataLoader[Any]) -> object:
     """Return what gives a loader's indices."""
     return dataloader.batch_sampler if dataloader.batch_sampler is not None else dataloader.sampler
-
-
-def _check_words(sharding: str, uneven_end: str) -> None:
-    for name, word, allowed in (
-        ("sharding", sharding, ("auto", "global", "local")),
-        ("uneven_end", uneven_end, UNEVEN_ENDS),
-    ):
-        if word not in allowed:
-            raise ConfigurationError(
-                f"A loader knows three words for {name}; got {word!r}. Use one of {list(allowed)}."
-            )
 
 
 @record(frozen=True)

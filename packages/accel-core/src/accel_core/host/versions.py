@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError, TorchVersionError
+from accel_core.errors import TorchVersionError, expect_one_of
 
 if TYPE_CHECKING:
     from packaging.version import Version
@@ -70,11 +70,7 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
     """
     from packaging.version import parse  # where versions are compared, not at every start
 
-    if operation not in STR_OPERATION_TO_FUNC:
-        raise ConfigurationError(
-            f"Versions cannot be compared in this way; got operation {operation!r}. Use one of "
-            f"{list(STR_OPERATION_TO_FUNC)}."
-        )
+    expect_one_of(STR_OPERATION_TO_FUNC, "operation", operation)
     version = installed_version(library_or_version) if isinstance(library_or_version, str) else library_or_version
     return bool(STR_OPERATION_TO_FUNC[operation](version, parse(requirement_version)))
 

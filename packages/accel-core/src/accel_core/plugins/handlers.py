@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from accel_core._records import record
-from accel_core.errors import ConfigurationError, expect_flags, expect_one_of
+from accel_core.errors import expect_flags, expect_one_of
 from accel_core.options.enums import DDPCommunicationHookType
 
 if TYPE_CHECKING:
@@ -301,9 +301,6 @@ class ProfileKwargs(KwargsHandler):
         import torch
 
         known = {name.lower(): value for name, value in torch.profiler.ProfilerActivity.__members__.items()}
-        unknown = [name for name in self.activities if name not in known]
-        if unknown:
-            raise ConfigurationError(
-                f"The profiler cannot record every activity asked for; got {unknown}. Use some of {sorted(known)}."
-            )
+        for name in self.activities:
+            expect_one_of(sorted(known), "an activity of the profiler", name)
         return [known[name] for name in self.activities]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from accel_core._passed import Passed
 from accel_core._records import record
-from accel_core.errors import ConfigurationError, expect_flags
+from accel_core.errors import ConfigurationError, expect, expect_flags
 from accel_core.mesh.layout import GROUPS, MESH_AXES
 from accel_core.options.option import fill
 from accel_core.options.parallelism import ParallelismOptions
@@ -229,11 +229,8 @@ class ParallelismConfig:
     def _handler(axis: str, given: object, kind: type[_H]) -> _H:
         if given is None:
             return kind()
-        if not isinstance(given, kind):
-            raise ConfigurationError(
-                f"{axis}_handler has the wrong type; got {type(given).__name__}. Use {kind.__name__}."
-            )
-        return given
+        expect(isinstance(given, kind), given, f"{axis}_handler has settings", f"Write {kind.__name__}(...).")
+        return cast(_H, given)
 
     def __repr__(self) -> str:
         """Return the sizes, backends and handlers, one a line."""

@@ -12,7 +12,7 @@ from typing import Any
 from accel_core._records import record
 from accel_core.checkpoint.formats import register_format
 from accel_core.devices import registry as devices
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, expect_one_of
 from accel_core.host import environ
 from accel_core.host.installed import points_of
 from accel_core.logging import get_logger
@@ -156,11 +156,8 @@ def _foreign(request: Request) -> type[Strategy] | None:
     if wanted is None and all(type(plugin).__module__.startswith("accel_core.") for plugin in request.plugins):
         return None
     known: dict[str, Any] = {**points_of("accel.strategies"), **_registered}
-    if wanted is not None and wanted not in known:
-        raise ConfigurationError(
-            f"ACCELERATE_STRATEGY has to name an installed strategy; got {wanted!r}, and installed are "
-            f"{sorted(known)}. Install the package that provides it, or unset the variable."
-        )
+    if wanted is not None:
+        expect_one_of(sorted(known), "the strategy", wanted, " from ACCELERATE_STRATEGY")
     named = known if wanted is None else {wanted: known[wanted]}
     found: dict[str, type[Strategy]] = {
         name: load(strategy) if isinstance(strategy, str) else strategy for name, strategy in named.items()

@@ -174,14 +174,11 @@ class TrackerHub:
         """Log values to every tracker; returns at once.
 
         Raises:
-            ConfigurationError: The values are not a mapping.
+            UnsupportedTypeError: The values are not a mapping.
             TrackerError: With the policy `raise`, a tracker failed in an earlier call.
         """
-        if not isinstance(values, Mapping):
-            raise ConfigurationError(
-                f"Logged values are a mapping from names to values; got {type(values).__name__}. "
-                'Write for example accelerator.log({"loss": loss}, step=step).'
-            )
+        fits = isinstance(values, Mapping)
+        expect(fits, values, "Logged values map names to values", 'Write accelerator.log({"loss": loss}, step=step).')
         if self.running:
             wide = [name for name, value in values.items() if getattr(value, "ndim", 0) and len(value) > 1]
             if wide and not self._warned_of_vector:

@@ -365,7 +365,7 @@ def test_batches_without_a_fixed_size_are_not_split(named, ranks, dispatch):
 @pytest.mark.parametrize("name", ["sharding", "uneven_end"])
 def test_unknown_words_are_refused(name):
     """An unknown way of sharding or ending is refused with those that exist."""
-    with pytest.raises(ConfigurationError, match=rf"three words for {name}; got 'half'\. Use one of \["):
+    with pytest.raises(ConfigurationError, match=rf"{name} is not one of its choices; got 'half'\. Use one of \["):
         prepare(DataLoader(range(4)), **{name: "half"})
 
 

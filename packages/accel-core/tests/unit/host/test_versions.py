@@ -33,7 +33,7 @@ def test_installed_libraries_are_found_by_name():
     assert is_torch_version("==", importlib.metadata.version("torch"))
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         compare_versions("no-such-distribution", ">", "1")
-    with pytest.raises(ConfigurationError, match=r"got operation '=>'. Use one of \['>', '>=',"):
+    with pytest.raises(ConfigurationError, match=r"got '=>'. Use one of \['>', '>=',"):
         compare_versions("torch", "=>", "1.0")
 
 

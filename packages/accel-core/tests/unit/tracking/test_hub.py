@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel_core.errors import ConfigurationError, TrackerError
+from accel_core.errors import ConfigurationError, TrackerError, UnsupportedTypeError
 from accel_core.tracking import discovery, queues
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.null import NULL_RUN
@@ -553,7 +553,7 @@ def test_values_have_to_be_a_mapping(tmp_path, values):
     tracker = Keeping()
     hub = _hub(tracker)
     hub.init("project")
-    with pytest.raises(ConfigurationError, match="mapping from names to values"):
+    with pytest.raises(UnsupportedTypeError, match="map names to values"):
         hub.log(values)
     hub.finish()
     assert tracker.logged() == []

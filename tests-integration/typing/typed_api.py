@@ -35,6 +35,8 @@ def several(accelerator: Accelerator, model: Net, optimizer: torch.optim.SGD, lo
     """`prepare` of several returns a tuple of their types, in their order."""
     assert_type(accelerator.prepare(model, optimizer), tuple[Net, torch.optim.SGD])
     assert_type(accelerator.prepare(loader, model, optimizer), tuple[DataLoader[Tensor], Net, torch.optim.SGD])
+    six = accelerator.prepare(model, loader, loader, model, optimizer, model)
+    assert_type(six, tuple[Net, DataLoader[Tensor], DataLoader[Tensor], Net, torch.optim.SGD, Net])
     prepared = accelerator.prepare(model, optimizer)
     swapped: tuple[torch.optim.SGD, Net] = prepared  # error
     del swapped

@@ -43,13 +43,13 @@ def _is_frozen(self: Any, name: str) -> bool:
     return vars(type(self)).get("__setattr__") is _set or name in {field.name for field in dataclasses.fields(self)}
 
 
-def _set(self: Any, name: str, value: object) -> None:
+def _set(self: object, name: str, value: object) -> None:
     if _is_frozen(self, name):
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
     object.__setattr__(self, name, value)
 
 
-def _delete(self: Any, name: str) -> None:
+def _delete(self: object, name: str) -> None:
     if _is_frozen(self, name):
         raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
     object.__delattr__(self, name)

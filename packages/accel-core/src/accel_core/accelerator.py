@@ -50,17 +50,17 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
     from torch.utils.data import DataLoader
+    from typing_extensions import TypeVarTuple, Unpack
 
     from accel_core.metering import Meter
+
+    _Ts = TypeVarTuple("_Ts")
 
 _LoaderT = TypeVar("_LoaderT", bound="DataLoader[Any]")
 _A = TypeVar("_A", bound="Accelerator")
 _T = TypeVar("_T")
 _T1 = TypeVar("_T1")
 _T2 = TypeVar("_T2")
-_T3 = TypeVar("_T3")
-_T4 = TypeVar("_T4")
-_T5 = TypeVar("_T5")
 
 
 class Accelerator(FunctionControl):
@@ -324,27 +324,9 @@ class Accelerator(FunctionControl):
     @overload
     def prepare(self, obj: _T, /, *, device_placement: list[bool] | None = None) -> _T: ...
     @overload
-    def prepare(self, first: _T1, second: _T2, /, *, device_placement: list[bool] | None = None) -> tuple[_T1, _T2]: ...
-    @overload
     def prepare(
-        self, first: _T1, second: _T2, third: _T3, /, *, device_placement: list[bool] | None = None
-    ) -> tuple[_T1, _T2, _T3]: ...
-    @overload
-    def prepare(
-        self, first: _T1, second: _T2, third: _T3, fourth: _T4, /, *, device_placement: list[bool] | None = None
-    ) -> tuple[_T1, _T2, _T3, _T4]: ...
-    @overload
-    def prepare(
-        self,
-        first: _T1,
-        second: _T2,
-        third: _T3,
-        fourth: _T4,
-        fifth: _T5,
-        /,
-        *,
-        device_placement: list[bool] | None = None,
-    ) -> tuple[_T1, _T2, _T3, _T4, _T5]: ...
+        self, first: _T1, second: _T2, /, *others: Unpack[_Ts], device_placement: list[bool] | None = None
+    ) -> tuple[_T1, _T2, Unpack[_Ts]]: ...
     @overload
     def prepare(self, *args: object, device_placement: list[bool] | None = None) -> Any: ...
     def prepare(self, *args: object, device_placement: list[bool] | None = None) -> Any:

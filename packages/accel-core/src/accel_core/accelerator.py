@@ -18,7 +18,6 @@ from accel_core.checkpoint import plain
 from accel_core.checkpoint.report import RestoreReport
 from accel_core.comm import collectives
 from accel_core.comm.padding import pad_across_processes
-from accel_core.comm.trigger import Trigger
 from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.skip import skip_first_batches
 from accel_core.devices.memory import release_memory
@@ -130,7 +129,6 @@ class Accelerator(FunctionControl):
         if "://" in (self._runtime.project.project_dir or ""):
             checkpoint.save.check_project(self._runtime)
         self.gradient_state: GradientState = self._runtime.gradient_state
-        self._trigger = Trigger()
 
     def __deepcopy__(self: _A, memo: object) -> _A:
         """Return the same Accelerator: it stands for this process, of which there is one."""
@@ -144,7 +142,7 @@ class Accelerator(FunctionControl):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process makes an Accelerator of: how this one runs, and what was prepared."""
-        made_here = ("_runtime", "_arguments", "_trigger", "state", "gradient_state")
+        made_here = ("_runtime", "_arguments", "flag_tensor", "state", "gradient_state")
         return {
             "arguments": arguments_now(self._arguments, self._runtime),
             "prepared": self._runtime.prepared(),
@@ -1012,9 +1010,8 @@ class Accelerator(FunctionControl):
         """
         return pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
-    flag_tensor = PassedOn[torch.Tensor | None](
-        "_trigger.flag", "This process's trigger: a scalar tensor, or `None` before the first use."
-    )
+    flag_tensor: torch.Tensor | None = None
+    """This process's trigger: a scalar tensor, or `None` before the first use."""
 
     def set_trigger(self) -> None:
         """Raise a flag here, for `check_trigger` to see on every process.
@@ -1024,7 +1021,7 @@ class Accelerator(FunctionControl):
             >>> accelerator.check_trigger()  # on all of them
             True
         """
-        self._trigger.set()
+        self.flag_tensor = torch.tensor(1, device=self.device)
 
     def check_trigger(self) -> bool:
         """Say, on every process alike, whether any process raised the flag since the last check, and lower it.
@@ -1039,7 +1036,9 @@ class Accelerator(FunctionControl):
             ...     if accelerator.check_trigger():  # the same on every process
             ...         break
         """
-        return self._trigger.check()
+        zero = torch.tensor(0, device=self.device)
+        flag, self.flag_tensor = self.flag_tensor, zero
+        return bool(collectives.reduce(zero if flag is None else flag, "sum").item())
 
     def skip_first_batches(self, dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         """Return a loader that starts after the first `num_batches` of `dataloader`.

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from accel_core.accelerator import Accelerator
 from accel_core.comm import collectives, objects, packing, padding, transport
-from accel_core.comm.trigger import Trigger
 from accel_core.errors import (
     CollectiveError,
     ConfigurationError,
@@ -302,10 +302,10 @@ def test_operations_first_used_in_inference_mode():
         assert collectives.reduce(torch.ones(share), "max").sum().item() == share
         assert collectives.broadcast(torch.tensor([float(here.rank)]), 1).item() == 1.0
         assert objects.gather_object([share]) == [share] * 2
-        trigger.set()
-        assert trigger.check()
+        accelerator.set_trigger()
+        assert accelerator.check_trigger()
 
-    trigger = Trigger()
+    accelerator = Accelerator(cpu=True)
     with torch.inference_mode():
         everything(70_000)
     everything(3)

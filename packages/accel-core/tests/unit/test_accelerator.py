@@ -426,6 +426,8 @@ def test_public_attributes_are_there(accelerator: Accelerator) -> None:
         ["generator"],
     )
     assert accelerator.flag_tensor is None
+    accelerator.set_trigger()
+    assert (accelerator.check_trigger(), accelerator.check_trigger()) == (True, False), "the flag is seen once"
     assert accelerator.ddp_handler is None
     assert accelerator.should_save_model
     assert not accelerator.multi_device

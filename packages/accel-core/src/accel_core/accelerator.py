@@ -346,7 +346,7 @@ class Accelerator(FunctionControl):
             >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
             >>> test_loader = accelerator.prepare(test_loader)
         """
-        kit = Kit(self._runtime.optimizers, self._runtime.keep_model, self._prepare_one, self.prepare_data_loader)
+        kit = Kit(self._runtime.optimizers, self._runtime.keep_model, self._prepare_one)
         prepared = self._runtime.prepare(args, device_placement, kit)
         return prepared if len(prepared) > 1 else prepared[0] if prepared else prepared
 

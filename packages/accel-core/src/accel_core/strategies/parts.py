@@ -137,12 +137,10 @@ class Kit:
         optimizers: Sequence[AcceleratedOptimizer],
         keep_model: Callable[[torch.nn.Module], None],
         prepare_one: Callable[..., Any],
-        prepare_data_loader: Callable[..., Any],
     ) -> None:
         self.optimizers = optimizers
         self.keep_model = keep_model
         self._prepare_one = prepare_one
-        self._prepare_data_loader = prepare_data_loader
 
     def prepare_model(self, model: torch.nn.Module, placement: bool | None = None) -> torch.nn.Module:
         """Prepare a model by `Strategy.prepare_model`, and register it.
@@ -170,21 +168,16 @@ class Kit:
         """
         return cast(AcceleratedOptimizer, self._prepare_one(optimizer, first_pass=True, device_placement=placement))
 
-    def prepare_loader(
-        self, loader: DataLoader[Any], placement: bool | None = None, slice_fn: Callable[..., Any] | None = None
-    ) -> DataLoader[Any]:
+    def prepare_loader(self, loader: DataLoader[Any], placement: bool | None = None) -> DataLoader[Any]:
         """Give each rank its part of a loader, as the layout says, and register it.
 
         Args:
             loader: The loader.
             placement: Whether to move its batches to the device; `None` uses the setting of the run.
-            slice_fn: Splits a batch over ranks where rank 0 reads for all.
 
         Returns:
             The prepared loader.
         """
-        if slice_fn is not None:  # which the method for any object does not take
-            return cast("DataLoader[Any]", self._prepare_data_loader(loader, placement, slice_fn))
         return cast("DataLoader[Any]", self._prepare_one(loader, first_pass=True, device_placement=placement))
 
     def prepare_scheduler(self, scheduler: object) -> AcceleratedScheduler:

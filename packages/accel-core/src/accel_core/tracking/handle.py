@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from accel_core.tracking.queues import QUEUED, TrackerQueue
 from accel_core.tracking.tracker import GeneralTracker
@@ -112,3 +112,17 @@ class TrackerHandle:
             self._send(self._queue, name, args, kwargs)
 
         return send
+
+
+class _NoQueue(NamedTuple):
+    name: str
+    kind: type[GeneralTracker]
+    tracker: None = None
+
+
+def null_tracker(like: type[GeneralTracker] | GeneralTracker) -> GeneralTracker:
+    """Return a tracker of the same class and name whose methods and attributes do nothing."""
+    kind = like if isinstance(like, type) else type(like)
+    name = getattr(like, "name", None)
+    queue: Any = _NoQueue(name if isinstance(name, str) else kind.__name__, kind)
+    return cast(GeneralTracker, TrackerHandle(queue, do_nothing, do_nothing))

@@ -17,8 +17,7 @@ from accel_core.errors import ConfigurationError, TrackerError, expect
 from accel_core.options.enums import LoggerType
 from accel_core.tracking import discovery
 from accel_core.tracking.discovery import Wanted, filter_trackers
-from accel_core.tracking.handle import TrackerHandle
-from accel_core.tracking.null import null_tracker
+from accel_core.tracking.handle import TrackerHandle, null_tracker
 from accel_core.tracking.queues import MOST_WAITING, QUEUED, Call, TrackerQueue
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.snapshot import snapshot

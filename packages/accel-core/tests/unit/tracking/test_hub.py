@@ -15,8 +15,8 @@ import torch
 
 from accel_core.errors import ConfigurationError, TrackerError, UnsupportedTypeError
 from accel_core.tracking import discovery, queues
+from accel_core.tracking.handle import NULL_RUN
 from accel_core.tracking.hub import TrackerHub
-from accel_core.tracking.null import NULL_RUN
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.snapshot import snapshot
 from accel_core.tracking.tracker import GeneralTracker

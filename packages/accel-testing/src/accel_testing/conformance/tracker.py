@@ -31,8 +31,8 @@ import pytest
 import torch
 
 from accel_core.tracking.discovery import LOGGER_TYPE_TO_CLASS, register_tracker_class
+from accel_core.tracking.handle import NULL_RUN, null_tracker
 from accel_core.tracking.hub import TrackerHub
-from accel_core.tracking.null import NULL_RUN, null_tracker
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
 from accel_testing.limits import slowness

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import Any
 
@@ -15,21 +14,13 @@ from accel_core.options.engines import engines
 _PREFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
-_registered: list[type[Any] | str] = [DistributedDataParallel, DataParallel]
+_registered: list[type[Any]] = [DistributedDataParallel, DataParallel]
 
 
-def register_container(kind: type[Any] | str) -> None:
+def register_container(kind: type[Any]) -> None:
     """Let models be taken out of a class of wrappers, which hold the model as `module`."""
     if kind not in _registered:
         _registered.append(kind)
-
-
-@functools.cache
-def _announce() -> None:
-    """Register the wrappers of all engines."""
-    for engine in engines().values():
-        for kind in engine.containers:
-            register_container(kind)
 
 
 def _contains(model: object) -> bool:
@@ -38,18 +29,10 @@ def _contains(model: object) -> bool:
 
 
 def _containers() -> tuple[type[Any], ...]:
-    """Return the wrapper classes that are registered and imported."""
-    _announce()
-    kinds: list[type[Any]] = []
-    for index, kind in enumerate(_registered):
-        if isinstance(kind, str):
-            module, _, name = kind.partition(":")
-            found = getattr(sys.modules.get(module), name, None)
-            if found is None:
-                continue
-            _registered[index] = kind = found  # imported by now: looked up once
-        kinds.append(kind)
-    return tuple(kinds)
+    """Return the wrapper classes that are registered, and those of engines that are imported."""
+    named = (kind.partition(":") for engine in engines().values() for kind in engine.containers)
+    found = (getattr(sys.modules.get(module), name, None) for module, _, name in named)
+    return (*_registered, *(kind for kind in found if kind is not None))
 
 
 def extract_model_from_parallel(

@@ -140,11 +140,6 @@ class Runtime:
 
     step = PassedOn[int]("accumulation.step", "Number of batches since the last end of the data.")
 
-    @property
-    def trackers(self) -> list[Any]:
-        """The trackers of the run."""
-        return list(self.hub.trackers)
-
     def prepare(self, objects: Sequence[Any], placement: Sequence[bool | None] | None, kit: Kit) -> tuple[Any, ...]:
         """Prepare objects together, in the strategy's order; if one is refused, nothing was prepared."""
         self._receive(objects)

@@ -21,7 +21,7 @@ from accel_core.logging import get_logger
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import local_memory
 from accel_core.optim.optimizer import AcceleratedOptimizer
-from accel_core.process.world import lead
+from accel_core.process.world import lead, leading
 from accel_core.runtime import Runtime
 from accel_torchft import state
 from accel_torchft.division import Reader, ReplicaShard
@@ -221,7 +221,7 @@ class ReplicaExtension(Extension):
 
         So does one without which the others went on while it saved: who saves for it clears away what it wrote.
         """
-        if self.runtime.world.leads:
+        if leading():
             try:
                 return run(output_dir, **given)
             except CheckpointError as error:
@@ -245,7 +245,7 @@ class ReplicaExtension(Extension):
 
     def _speak(self, leads: bool) -> None:
         """Print, save and track for the run from now on, or leave that to another replica."""
-        if self.runtime.world.leads and not leads:
+        if leading() and not leads:
             try:
                 background.finish()
             except CheckpointError as error:

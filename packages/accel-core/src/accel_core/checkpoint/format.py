@@ -85,10 +85,6 @@ class Run(Protocol):
         """Gradient scaler, if precision needs one."""
 
     @property
-    def trackers(self) -> list[Any]:
-        """Trackers of the run."""
-
-    @property
     def world(self) -> World:
         """This process among its fellows."""
 

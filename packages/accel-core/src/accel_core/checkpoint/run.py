@@ -41,7 +41,6 @@ class BareRun:
     scaler: torch.amp.GradScaler | None = None
     step: int = 0
     project: ProjectConfiguration = field(default_factory=ProjectConfiguration)
-    trackers: list[Any] = field(default_factory=list)
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]] = field(default_factory=OrderedDict)
     data: DataLoaderConfiguration = field(default_factory=DataLoaderConfiguration)

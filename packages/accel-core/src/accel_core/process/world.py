@@ -94,11 +94,6 @@ class World:
         return self.local_rank == 0 and _leads
 
     @property
-    def leads(self) -> bool:
-        """Whether these processes print, save and track for the run, of which others may train copies."""
-        return _leads
-
-    @property
     def is_last(self) -> bool:
         """Whether this is the highest rank."""
         return self.rank == self.size - 1
@@ -122,7 +117,7 @@ def lead(leads: bool) -> None:
 
 
 def leading() -> bool:
-    """Return whether the processes of this world speak for the run."""
+    """Return whether these processes print, save and track for the run, of which others may train copies."""
     return _leads
 
 

@@ -28,7 +28,7 @@ from accel_core.options.enums import DistributedType
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.precision import registry as precisions
 from accel_core.precision.precision import Precision
-from accel_core.process.world import GroupNeeds
+from accel_core.process.world import GroupNeeds, leading
 from accel_core.strategies import placement, recipe
 from accel_core.strategies.bundle import Bundle, Kind
 from accel_core.strategies.parts import Clip, Kit, Parts, PrecisionRequest, SequenceBuffers
@@ -184,13 +184,13 @@ class Strategy(ABC):
     @property
     def is_main(self) -> bool:
         """Whether this is that rank."""
-        return self.world.rank == self.main_rank and self.world.leads
+        return self.world.rank == self.main_rank and leading()
 
     @property
     def is_local_main(self) -> bool:
         """Whether this rank prints for its machine: its first one, or its last where the main rank is the last."""
         first = self.main_rank == 0
-        return self.world.local_rank == (0 if first else self.world.local_size - 1) and self.world.leads
+        return self.world.local_rank == (0 if first else self.world.local_size - 1) and leading()
 
     @property
     def reading(self) -> Layout:

@@ -87,7 +87,7 @@ def test_one_copy_of_a_run_speaks_for_it() -> None:
     try:
         world.lead(False)
         mains = (accelerator.is_main_process, accelerator.is_local_main_process, PartialState().is_main_process)
-        assert not any((*mains, PartialState().is_local_main_process, world.ensure().is_main, world.ensure().leads))
+        assert not any((*mains, PartialState().is_local_main_process, world.ensure().is_main, world.leading()))
     finally:
         world.lead(True)
     assert accelerator.is_main_process

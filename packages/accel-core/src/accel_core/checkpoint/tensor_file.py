@@ -38,7 +38,6 @@ _NAMES = {
     "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F4": "float4_e2m1fn_x2",
     "C64": "complex64",
     "I64": "int64",
     "I32": "int32",
@@ -77,8 +76,8 @@ class StoredTensor(NamedTuple):
         """Its dtype."""
         if isinstance(self.form, str):
             raise CheckpointError(
-                f"A weights file holds values of a dtype that torch {torch.__version__} has not; got {self.form}. "
-                "Convert the file, or install a torch that has the dtype."
+                f"A weights file holds values of a dtype that is not read with torch {torch.__version__}; got "
+                f"{self.form}. Convert the file, or install a torch that has the dtype."
             )
         return self.form
 
@@ -117,10 +116,6 @@ def read_header(descriptor: int, path: str | os.PathLike[str]) -> Header:
     for name, (form, shape) in entries.items():
         bits = re.match(r"[A-Z]+(\d+)", form)  # which every name says but BOOL
         count = math.prod(shape) * (int(bits[1]) if bits else 8) // 8
-        if form == "F4":  # torch counts the bytes that hold two values
-            if not shape or shape[-1] % 2:
-                raise damaged_file(path, f"values of 4 bits in a last axis that is odd: {list(shape)}")
-            shape = (*shape[:-1], shape[-1] // 2)
         if not count:
             try:
                 # A tensor without elements fills no bytes, so nothing else bounds its sizes.
@@ -224,10 +219,7 @@ def stream_tensors(file: HashingFile | IO[bytes], tensors: Mapping[str, Tensor |
     start = 0
     for name, tensor in in_file_order(stored):
         end = start + bytes_of(tensor)
-        form, shape = FORMS[tensor.dtype], list(tensor.shape)
-        if form == "F4":
-            shape[-1] *= 2  # the format counts values, torch the bytes that hold two of them
-        header[name] = {"dtype": form, "shape": shape, "data_offsets": [start, end]}
+        header[name] = {"dtype": FORMS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)  # so that values begin at a multiple of 8
@@ -296,8 +288,7 @@ def _distinct(tensors: Mapping[str, Tensor | SpreadWeight]) -> tuple[dict[str, T
 def _check_storable(name: str, tensor: Any) -> None:
     plain = isinstance(tensor, Tensor) and tensor.device.type != "meta" and tensor.layout == torch.strided
     fits = isinstance(tensor, SpreadWeight) or (plain and not is_spread(tensor))
-    form = FORMS.get(tensor.dtype) if fits and name != METADATA else None
-    if form is None or (form == "F4" and not tensor.shape):
+    if not fits or name == METADATA or tensor.dtype not in FORMS:
         layout = f" of {tensor.dtype} and {tensor.layout} on {tensor.device}" if isinstance(tensor, Tensor) else ""
         raise CheckpointError(
             f"A safetensors file holds tensors with data only, none named {METADATA}; {name!r} is a "

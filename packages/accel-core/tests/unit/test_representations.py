@@ -1,14 +1,12 @@
-"""Objects show themselves: what they are made of, in one line, and reports as tables."""
+"""Objects show themselves: what they are made of, in one line."""
 
 import inspect
-from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from accel_core.accelerator import Accelerator
-from accel_core.checkpoint.report import Finding, RestoreReport
 
 
 class Stream(IterableDataset[int]):
@@ -40,12 +38,3 @@ def test_the_signature_of_an_accelerator_is_readable() -> None:
     shown = str(inspect.signature(Accelerator))
     assert "= UNSET" in shown
     assert "object at" not in shown
-
-
-def test_a_restore_report_is_a_table_in_a_notebook() -> None:
-    """Each component and finding is a row, with what a name holds written as text."""
-    report = RestoreReport(Path("run"), 2, ["model 0"], ["optimizer 0"], [Finding("optimizer 0", "missing", "a<b>", 1)])
-    html = report._repr_html_()
-    assert html.count("<tr>") == 3
-    assert "a&lt;b&gt; (rank 1)" in html
-    assert "run, world size 2" in html

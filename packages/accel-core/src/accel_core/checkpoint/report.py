@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
@@ -123,14 +122,6 @@ class RestoreReport:
         ]
         left = len(lines) - _SHOWN
         return "\n".join([*lines[:_SHOWN], f"and {left} more"] if left > 0 else lines)
-
-    def _repr_html_(self) -> str:
-        """Write the report as a table, for notebooks."""
-        cells = [(name, "restored", "") for name in self.restored] + [(name, "in part", "") for name in self.partial]
-        cells += [(each.component, each.kind, f"{each.detail} (rank {each.rank})") for each in self.findings[:_SHOWN]]
-        rows = ["".join(f"<td>{html.escape(text)}</td>" for text in row) for row in cells]
-        title = f"{html.escape(str(self.folder))}, world size {self.world_size}"
-        return f"<table><caption>{title}</caption>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
     def error(self) -> CheckpointError | None:
         """Return the error for the worst finding, or `None` where nothing forbids a strict restore."""

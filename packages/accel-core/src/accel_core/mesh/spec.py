@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.layout import MESH_AXES, Layout
+from accel_core.options.enums import meant
 
 LAYOUT_HELP = (
     "single, dp4, fsdp4, hsdp2x2 (copies x shards), ep2, tp2, cp2, pp2, zero3x4 (stage x ranks), or several joined by "
@@ -80,7 +80,7 @@ def parse_layout(text: str, *, zero_ranks: int = 2) -> LayoutSpec:
         if len(numbers) != len(axes) or any(number < 1 for number in numbers):
             raise ConfigurationError(
                 f"In a layout {word!r} is followed by {len(axes)} numbers of 1 or more, joined by x; got {numbers} in "
-                f"{text!r}. Write {_example(word)}."
+                f"{text!r}. Write for example {LAYOUT_HELP}."
             )
         for axis, number in zip(axes, numbers, strict=True):
             if axis in found:
@@ -122,18 +122,12 @@ def _words(text: str) -> list[tuple[str, list[int]]]:
             continue
         match = _WORD.fullmatch(piece)
         if match is None or match[1] not in _AXES:
-            near = get_close_matches(piece.rstrip("0123456789"), _AXES, n=1)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(
                 f"A layout is made of the words {', '.join(_AXES)}, each with its sizes; got {piece!r} in {text!r}."
-                f"{meant} Write for example {LAYOUT_HELP}."
+                f"{meant(piece.rstrip('0123456789'), _AXES)} Write for example {LAYOUT_HELP}."
             )
         found.append((match[1], [int(match[2])] if match[2] else []))
     return found
-
-
-def _example(word: str) -> str:
-    return {"single": "single", "hsdp": "hsdp2x2", "zero": "zero3x2"}.get(word, f"{word}2")
 
 
 def _engine(words: list[str], sizes: dict[str, int]) -> str:

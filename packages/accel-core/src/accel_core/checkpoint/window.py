@@ -24,16 +24,9 @@ class Window(io.RawIOBase):
         """Return true."""
         return True
 
-    def tell(self) -> int:
-        """Return the place in the part."""
-        return self._at
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go to a place in the part."""
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
-        if start + offset < 0:
-            raise ValueError("a place before the beginning")
-        self._at = start + offset
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
         return self._at
 
     def readinto(self, buffer: WriteableBuffer) -> int:

@@ -106,7 +106,8 @@ def compare(model: object, weights: StoredWeights, component: str, rank: int = 0
     inner = extract_model_from_parallel(model, keep_torch_compile=False)
     state = inner.state_dict()
     actual = {canonical_name(key): key for key in state}
-    tensors, aliases, stored = weights.tensors, weights.aliases, _by_bare_names(weights)
+    tensors, aliases = weights.tensors, weights.aliases
+    stored = {canonical_name(name): name for name in (*tensors, *aliases)}
     findings: list[Finding] = []
 
     def note(kind: Kind, detail: str) -> None:
@@ -132,14 +133,6 @@ def compare(model: object, weights: StoredWeights, component: str, rank: int = 0
             note("unexpected", f"{name} is not in the model")
     apply = partial(_apply, inner, state, fitting, weights, kwargs)
     return Restoration(component, apply, findings, partial=True)
-
-
-def _by_bare_names(weights: StoredWeights) -> Mapping[str, str]:
-    """Return the stored names by those of the bare model, whichever form of it was saved."""
-    stored = [*weights.tensors, *weights.aliases]
-    bare = {canonical_name(name): name for name in stored}
-    # Two names of one bare name are two weights: then all are compared as they are.
-    return bare if len(bare) == len(set(stored)) else {name: name for name in stored}
 
 
 def _reached(inner: torch.nn.Module, state: Mapping[str, Any], given: list[str]) -> set[tuple[Any, ...]]:

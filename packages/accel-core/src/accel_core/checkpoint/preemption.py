@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from collections.abc import Iterable
 from types import FrameType
 from typing import NoReturn
@@ -22,7 +21,6 @@ import torch.distributed as dist
 
 from accel_core.checkpoint import background
 from accel_core.comm.control import Channel
-from accel_core.errors import StateError
 from accel_core.process.world import current
 
 EXIT_CODE = 75
@@ -38,13 +36,8 @@ def watch(signals: Iterable[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
     """Let signals set a flag instead of ending the process. Calling it again changes nothing.
 
     Raises:
-        StateError: Called outside the main thread.
+        ValueError: Called outside the main thread.
     """
-    if threading.current_thread() is not threading.main_thread():
-        raise StateError(
-            "Signals can only be watched from the main thread; got "
-            f"{threading.current_thread().name!r}. Call preemption.watch() at the start of the script."
-        )
     for number in signals:
         if number not in _before:
             _before[number] = signal.signal(number, _note)

@@ -12,7 +12,7 @@ from torch import Tensor
 from accel_core.checkpoint import model, names
 from accel_core.checkpoint.manifest import check_name, read_json
 from accel_core.checkpoint.model import StoredWeights
-from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
+from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
 
 _CHOICES = (
     names.SAFE_WEIGHTS_NAME,
@@ -84,10 +84,6 @@ def _open_file(path: Path) -> StoredWeights:
         return model.open_weights(path.parent, path.name, links=True)  # caches of hubs hold links
     except FileNotFoundError as error:
         raise _not_found(path) from error
-    except OSError as error:
-        raise CheckpointError(
-            f"The weights file {str(path)!r} cannot be read; got {error.strerror}. Allow this user to read it."
-        ) from error
 
 
 def _choose(folder: Path) -> Path:

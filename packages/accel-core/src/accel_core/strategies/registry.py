@@ -74,15 +74,8 @@ _registered: dict[str, type[Strategy]] = {}
 
 
 def register_strategy(strategy: type[Strategy]) -> None:
-    """Register a strategy, as if an installed package had announced it; its `name` or its plugin selects it.
-
-    Raises:
-        ConfigurationError: Another class has the name.
-    """
-    if _registered.setdefault(strategy.name, strategy) is not strategy:
-        raise ConfigurationError(
-            f"Strategies need different names; got {strategy.name!r} again. Give the class another name."
-        )
+    """Register a strategy, as if an installed package had announced it; its `name` or its plugin selects it."""
+    _registered[strategy.name] = strategy
     register_format(strategy.format)
 
 

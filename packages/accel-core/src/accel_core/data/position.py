@@ -20,7 +20,6 @@ from torch.utils.data import BatchSampler
 from accel_core.data.base import EpochState, LoaderBase, Order
 from accel_core.data.samplers import EXACT_SAMPLERS, batches_from, get_sampler
 from accel_core.data.shard import StepCounts
-from accel_core.errors import CheckpointMismatchError
 
 _VERSION = 1
 _END: object = object()
@@ -249,16 +248,7 @@ class Cursor:
         """Let the next iteration of the loader go on from a position.
 
         It gives the rest of that epoch, or the next epoch where nothing is left; those after it give whole epochs.
-
-        Raises:
-            CheckpointMismatchError: The position was taken from another kind of loader.
         """
-        if state["offset"] and state["unit"] != self.unit:
-            raise CheckpointMismatchError(
-                f"The batches of this loader have {'a' if self.unit == 'samples' else 'no'} fixed size, so its "
-                f"position counts {self.unit}; got a position that counts {state['unit']}. "
-                "Prepare the loader as it was when saved."
-            )
         loader = self._loader
         loader._position_loaded = True
         sampler = get_sampler(loader)

@@ -56,16 +56,11 @@ EXACT_SAMPLERS = (
 
 def check_split(batch_size: int | None, ranks: int) -> None:
     """Refuse to cut batches in unequal parts."""
-    if batch_size is None:
+    if batch_size is None or batch_size % ranks:
         raise ConfigurationError(
-            "With split_batches=True each batch is cut in one part a rank, so all have one size; got a batch sampler "
-            "whose `batch_size` is None or missing. Give it one, or use split_batches=False."
-        )
-    if batch_size % ranks:
-        raise ConfigurationError(
-            f"With split_batches=True each batch is cut in one part a rank, so its size has to be a multiple of the "
-            f"number of ranks; got batches of {batch_size} and {ranks} ranks. "
-            f"Use a batch size of {max(1, round(batch_size / ranks)) * ranks}, or split_batches=False."
+            f"With split_batches=True each batch is cut in one part a rank, so all have one size, a multiple of the "
+            f"number of ranks; got batches of {batch_size or 'any size'} and {ranks} ranks. Use a batch size of "
+            f"{max(1, round((batch_size or 0) / ranks)) * ranks}, or split_batches=False."
         )
 
 

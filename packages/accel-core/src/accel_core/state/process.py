@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import torch
 
 from accel_core.devices import registry
-from accel_core.errors import ConfigurationError
 from accel_core.host import environ
 from accel_core.options.enums import DistributedType
 from accel_core.process import world
@@ -76,11 +75,6 @@ class PartialState(SharedState, FunctionControl):
             return
         kwargs.pop("_use_sagemaker_dp", None)
         found = world.ensure(cpu, **kwargs)
-        if cpu and found.device.type != "cpu":
-            raise ConfigurationError(
-                f"A process computes on one device; got cpu=True, and it computes on {found.device} already. "
-                "Ask for the CPU where the first state or Accelerator is made."
-            )
         self.__dict__.update(
             _cpu=cpu or environ.flag("ACCELERATE_USE_CPU"),
             backend=found.backend,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -57,7 +57,8 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with while_loading():
             module = importlib.import_module(home)
-            value = getattr(module, name) if hasattr(module, name) else importlib.import_module(f"{home}.{name}")
+            is_held = home != package and hasattr(module, name)
+            value = getattr(module, name) if is_held else importlib.import_module(f"{home}.{name}")
         setattr(sys.modules[package], name, value)  # found there from now on, without `__getattr__`
         return value
 
@@ -67,14 +68,3 @@ def attach(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
         return sorted({*names, *vars(sys.modules[package])})
 
     return getattr_, dir_, names
-
-
-def attach_modules(package: str, names: Collection[str]) -> Callable[[str], Any]:
-    """Make the `__getattr__` of a package whose modules are imported when they are first used."""
-
-    def getattr_(name: str) -> object:
-        if name not in names:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return importlib.import_module(f"{package}.{name}")
-
-    return getattr_

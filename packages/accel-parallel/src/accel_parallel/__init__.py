@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_core._lazy import attach, attach_modules
+from accel_core._lazy import attach
 from accel_parallel._version import __version__
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _NAMES = {
 }
 
 _name, __dir__, _all = attach(__name__, {name: home for home, names in _NAMES.items() for name in names})
-_module = attach_modules(__name__, ["fsdp_files"])
+_module = attach(__name__, {"fsdp_files": __name__})[0]
 __all__ = [*_all, "__version__"]
 
 

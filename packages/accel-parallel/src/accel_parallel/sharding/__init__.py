@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_core._lazy import attach_modules
+from accel_core._lazy import attach
 
 if TYPE_CHECKING:
     from accel_parallel.sharding import loading, mesh, param_attrs, recomputing, wrapping
 
 __all__ = ["loading", "mesh", "param_attrs", "recomputing", "wrapping"]
 
-__getattr__ = attach_modules(__name__, __all__)
+__getattr__ = attach(__name__, dict.fromkeys(__all__, __name__))[0]

@@ -12,28 +12,12 @@ import torch.distributed as dist
 from accel_core.checkpoint.format import Exchange
 from accel_core.comm.control import Channel
 from accel_core.comm.disagreement import listed_failures
-from accel_core.comm.transport import Transport, known_to_all, ranks_know
-from accel_core.errors import AccelError, CheckpointError, RemoteRankError
+from accel_core.comm.transport import known_to_all, ranks_know
+from accel_core.errors import AccelError, CheckpointError
 from accel_core.process.world import World
 
 ADVICE = "Remove the cause and call again; what was there before is intact."
 """What to do about a failure that changed nothing."""
-
-
-class _Meetings(Channel):
-    """What ranks tell one another; a rank that is lost meanwhile is an error that says what to do."""
-
-    @contextmanager
-    def _participate(self) -> Iterator[Transport]:
-        try:
-            with super()._participate() as transport:
-                yield transport
-        except RemoteRankError as error:
-            raise RemoteRankError(
-                f"Rank {self.world.rank} lost another rank during a checkpoint operation; got {error} "
-                "A save that was under way may be complete or not. Start the run again: load_state takes the newest "
-                "that is complete."
-            ) from error
 
 
 class Ranks:
@@ -42,7 +26,7 @@ class Ranks:
     def __init__(self, world: World, operation: str = "save_state or load_state", *, group_name: str = "") -> None:
         # Without a process group there is nobody to exchange with, whatever the environment says.
         together = dist.is_available() and dist.is_initialized()
-        channel = _Meetings(world if together else replace(world, size=1), operation, group_name=group_name)
+        channel = Channel(world if together else replace(world, size=1), operation, group_name=group_name)
         self.rank, self.size = world.rank, channel.world.size
         self.exchange, self.broadcast = channel.exchange, channel.broadcast
         self.total, self.gather = channel.total, channel.gather

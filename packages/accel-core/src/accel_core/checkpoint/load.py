@@ -305,13 +305,6 @@ def _restore(plan: Restoration, report: RestoreReport, done: list[str]) -> None:
 
 
 def _log(report: RestoreReport, run: Run) -> None:
-    if run.dataloaders and run.world.is_main and not run.data.restores_position:
-        logger.info(
-            "Loaders begin an epoch after load_state, as in Accelerate; they go on where they were saved with "
-            "DataLoaderConfiguration(restore_position=True) or ACCEL_RESTORE_POSITION=1."
-        )
-    if report.part is not None and run.world.is_main:
-        logger.info("The checkpoint %s is of the %s alone, and nothing else changed.", report.folder, report.part)
     if report.findings:
         logger.warning("Not everything in the checkpoint %s was restored:\n%s", report.folder, report)
     if report.absent and report.reseeded and run.world.is_main:

@@ -110,7 +110,6 @@ class LoaderBase(DataLoaderAdapter, DataLoaderStateMixin):
     pending: dict[str, Any] | None = None
     _state_loaded: bool = False
     _seedless: bool = False
-    _position_loaded: bool = False
     _seed_agreed: bool = False
     _origin: LoaderBase | None = None
     _stand_in: weakref.ref[LoaderBase] | None = None

@@ -124,10 +124,6 @@ class PreparedLoader(LoaderBase):
         # Before an iterator is made: samplers mix the epoch into their seed when they are iterated.
         # https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
         self.set_epoch(self.iteration)
-        if self._position_loaded:
-            self._position_loaded = False
-            place = self.iteration, self.global_offset(), self.cursor.unit
-            _logger.info("The first pass after a checkpoint was loaded goes on in epoch %d, after %d %s.", *place)
         skipped = self.skip_batches
         self.epoch = epoch = EpochState(full=self.step_units(None), first_step=skipped, skipped_steps=skipped)
         self.begin()

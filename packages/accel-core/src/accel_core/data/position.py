@@ -250,7 +250,6 @@ class Cursor:
         It gives the rest of that epoch, or the next epoch where nothing is left; those after it give whole epochs.
         """
         loader = self._loader
-        loader._position_loaded = True
         sampler = get_sampler(loader)
         if state["seed"] is not None and hasattr(sampler, "initial_seed"):
             sampler.initial_seed = state["seed"]

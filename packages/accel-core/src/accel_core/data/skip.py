@@ -72,7 +72,6 @@ def skip_first_batches(dataloader: _LoaderT, num_batches: int = 0) -> _LoaderT:
         (4, 1)
     """
     if isinstance(dataloader, PreparedLoader):
-        dataloader._position_loaded = False
         settings = dataclasses.replace(dataloader.settings, skip_batches=dataloader.skip_batches + num_batches)
         skipping = dataloader.adopt(dataloader, settings=settings)
         skipping._origin = dataloader

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from accel_core._records import record
-from accel_core.options.option import Prompt, member_of, names, option, word
+from accel_core.options.option import Prompt, member_of, names, option
 
 FSDP_SHARDING_STRATEGY = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
 FSDP_AUTO_WRAP_POLICY = ["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"]
@@ -24,7 +24,7 @@ class FsdpOptions:
         1,
         "Version of FSDP: 1 wraps modules, 2 shards them in place.",
         choices=(1, 2),
-        launch_parser=word,
+        launch_parser=str.strip,
         launch_default="1",
         prompt=Prompt("2"),
         field="fsdp_version",

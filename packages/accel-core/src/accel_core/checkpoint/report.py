@@ -18,13 +18,6 @@ from accel_core.errors import (
 
 Kind = Literal["unsafe", "damaged", "missing", "unexpected", "mismatch", "extra"]
 
-_ERRORS: tuple[tuple[Kind, type[CheckpointError]], ...] = (
-    ("unsafe", UnsafeCheckpointError),
-    ("damaged", CheckpointDamagedError),
-    ("missing", CheckpointMismatchError),
-    ("unexpected", CheckpointMismatchError),
-    ("mismatch", CheckpointMismatchError),
-)
 _SHOWN = 40
 _NAMES_SHOWN = 8
 
@@ -125,14 +118,15 @@ class RestoreReport:
 
     def error(self) -> CheckpointError | None:
         """Return the error for the worst finding, or `None` where nothing forbids a strict restore."""
-        kinds = {found.kind for found in self.findings}
-        for kind, error in _ERRORS:
-            if kind in kinds:
-                return error(
-                    f"The checkpoint {str(self.folder)!r} cannot be restored, and nothing was changed; got:\n{self}\n"
-                    "Load another checkpoint, or pass strict=False to restore what fits."
-                )
-        return None
+        kinds = {found.kind for found in self.findings if found.kind != "extra"}
+        if not kinds:
+            return None
+        whole = CheckpointDamagedError if "damaged" in kinds else CheckpointMismatchError
+        error = UnsafeCheckpointError if "unsafe" in kinds else whole
+        return error(
+            f"The checkpoint {str(self.folder)!r} cannot be restored, and nothing was changed; got:\n{self}\n"
+            "Load another checkpoint, or pass strict=False to restore what fits."
+        )
 
     def _of(self, kind: Kind) -> list[Finding]:
         return [found for found in self.findings if found.kind == kind]

@@ -217,8 +217,3 @@ def boolean_as_text(text: str) -> str:
 def one_or_zero(text: str) -> int:
     """Read a truth value as 1 or 0."""
     return int(boolean(text))
-
-
-def word(text: str) -> str:
-    """Read a word without the space around it."""
-    return text.strip()

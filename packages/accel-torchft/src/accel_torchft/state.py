@@ -84,13 +84,11 @@ def _held(value: object) -> object:
 
 def _spread(state: dict[str, Any], optimizer: Any) -> dict[str, Any]:
     """Give what belongs to a parameter in shards its form."""
-    if "state" not in state or "param_groups" not in state:
-        return state
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    numbers = [number for group in state["param_groups"] for number in group["params"]]
-    like = dict(zip(numbers, parameters, strict=True))
     if not any(map(is_spread, parameters)):
         return state
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    like = dict(zip(numbers, parameters, strict=True))
 
     def formed(value: object, parameter: torch.Tensor) -> object:
         fits = isinstance(value, torch.Tensor) and value.dim() and value.shape == local_memory(parameter).shape

@@ -24,12 +24,13 @@ class ReplicatedHub(TrackerHub):
         hub: What the run has without replicas.
         notes: Where the replica whose trackers run leaves their state, for the one that follows it.
         is_main: Whether they run here at first.
-        patience: Seconds for which a step may wait until they have started.
+        patience: Seconds for which a run, and so a step, may wait until they have started.
     """
 
     def __init__(self, hub: TrackerHub, notes: Notes, is_main: bool, patience: float) -> None:
-        super().__init__(hub.log_with, hub.logging_dir, is_main, settings=hub.settings)
-        self._notes, self._patience = notes, patience
+        settings = replace(hub.settings, start_seconds=min(patience, hub.settings.start_seconds))
+        super().__init__(hub.log_with, hub.logging_dir, is_main, settings=settings)
+        self._notes = notes
         self._begun: tuple[Any, ...] | None = None  # the arguments of `init`; none in a run that is finished
 
     def init(self, *args: Any, **kwargs: Any) -> None:
@@ -54,7 +55,7 @@ class ReplicatedHub(TrackerHub):
         """Run the trackers from now on, or leave them to another replica."""
         if is_main == self.is_main:
             return
-        begun, kept = self._begun, self.settings
+        begun = self._begun
         self.finish()  # those of a replica that was silent, while another one took over
         self.is_main = is_main
         if begun is None and is_main and self._notes.has(_STATE):
@@ -67,11 +68,7 @@ class ReplicatedHub(TrackerHub):
         if is_main and (state := json.loads(self._notes.read(_STATE, "null"))):
             is_further = self._steps.last >= state["steps"]["last"]
             self.load_state_dict({**state, "steps": self._steps.state_dict()} if is_further else state)
-        self.settings = replace(kept, start_seconds=min(self._patience, kept.start_seconds))
-        try:
-            self.init(*begun[0], **begun[1])
-        finally:
-            self.settings = kept
+        self.init(*begun[0], **begun[1])
 
     def _publish(self) -> None:
         if self.running:

@@ -312,9 +312,6 @@ class _Lives:
         found: list[str] = self._notes.read(f"at-{number}", "- 0 -").split()
         return found
 
-    def _made_steps(self, number: int) -> bool:
-        return self._at(number)[0] == str(self._lives[number])
-
     def _is_state_left(self) -> bool:
         """Return whether a replica lives, on any machine, that has made steps."""
         lost = {number for machine in json.loads(self._notes.read("lost", "[]")) for number in self._share(machine)}
@@ -373,7 +370,8 @@ class _Lives:
             return
         shown = shell_status(status)
         how = f"killed by {signal.Signals(shown - 128).name}" if shown > 128 else f"exit code {shown}"
-        self._vain[number] = 0 if self._made_steps(number) else self._vain[number] + 1
+        made_steps = self._at(number)[0] == str(self._lives[number])
+        self._vain[number] = 0 if made_steps else self._vain[number] + 1
         self._lives[number] += 1
         self._notes.write(f"life-{number}", str(self._lives[number]))
         if not self._is_state_left():
@@ -384,11 +382,8 @@ class _Lives:
         if not stays:
             self._next[number] = time.monotonic() + wait
         then = "stays away" if stays else f"starts again {f'in {wait:g} s' if wait else 'at once'}"
-        self._note(f"replica {number} ended: {how}; it {then}. {self._there()}")
-
-    def _there(self) -> str:
-        there = f"{len(self._running)} of {len(self._lives)} run"
-        return f"{there} on machine {self._machine}" if self._machines > 1 else there
+        here = f" on machine {self._machine}" if self._machines > 1 else ""
+        self._note(f"replica {number} ended: {how}; it {then}. {len(self._running)} of {len(self._lives)} run{here}")
 
     def _note(self, text: str) -> None:
         self._notes.log(when=time.time(), text=text)

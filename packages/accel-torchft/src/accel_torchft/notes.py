@@ -52,10 +52,6 @@ class Notes:
         """Write a text."""
         self._do(self._store.set, name, text)
 
-    def forget(self, name: str) -> None:
-        """Take a text back."""
-        self._do(self._store.delete_key, name)
-
     def has(self, *names: str) -> bool:
         """Return whether all of these texts are written."""
         return self._do(self._store.check, [*names])

@@ -111,9 +111,6 @@ class Replicas:
         if not settings.heal:
             self.notes.write(f"stays-away-{self.number}")
 
-    def __repr__(self) -> str:
-        return f"Replicas({self.number} of {self.size}, living={self.living}, step={self.step})"
-
     @property
     def is_connected(self) -> bool:
         """Whether this replica takes part, or is only about to come."""
@@ -223,7 +220,6 @@ class Replicas:
 
     def _give_up(self, why: str) -> None:
         """Leave a step, so that the others need not wait for this replica in it."""
-        _logger.debug("replica %d gave up a step: %s", self.number, why)
         if self._manager is None:
             return
         if self._manager.errored() is None:

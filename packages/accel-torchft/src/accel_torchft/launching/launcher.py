@@ -375,7 +375,7 @@ class _Lives:
         self._lives[number] += 1
         self._notes.write(f"life-{number}", str(self._lives[number]))
         if not self._is_state_left():
-            self._notes.forget("epochs")  # all begin anew
+            self._notes.write("epochs", "{}")  # all begin anew
         over = self._is_over or self._supervisor.signals.first is not None
         stays = over or self._vain[number] >= _IN_VAIN or self._notes.has(f"stays-away-{number}")
         wait = _BACKOFF_S[min(self._vain[number], len(_BACKOFF_S) - 1)]

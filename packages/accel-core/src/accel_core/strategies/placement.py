@@ -7,7 +7,6 @@ import sys
 import torch
 
 from accel_core.errors import PreparationError
-from accel_core.host.versions import compare_versions
 
 _Place = int | str | torch.device
 
@@ -79,19 +78,17 @@ def refuse_misplaced(model: torch.nn.Module, device: torch.device) -> None:
     Packed weights cannot be moved there: a kernel packs them for the device that they are on.
 
     Raises:
-        PreparationError: The device map names another device alone, the disk, or the CPU where the installed
-            bitsandbytes computes on CUDA only.
+        PreparationError: The device map names another device alone, or the disk.
     """
     if not (getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)):
         return
     places: set[_Place] = {place for each in _maps(model) for place in each.values()}
     elsewhere = len(places) == 1 and not _is_here(next(iter(places)), device)
     names = devices_of(model)
-    if elsewhere or "disk" in names or ("cpu" in names and not _packs_on_the_cpu()):
+    if elsewhere or "disk" in names:
         raise PreparationError(
             f"A model in 8 or 4 bits trains on the device of its packed weights, but this process uses {device}; got "
-            f"weights on {', '.join(sorted(names))}. Load it with device_map={{'': PartialState().process_index}}, or "
-            "on the CPU with bitsandbytes 0.46 or newer."
+            f"weights on {', '.join(sorted(names))}. Load it with device_map={{'': PartialState().process_index}}."
         )
 
 
@@ -102,11 +99,3 @@ def _is_here(place: _Place, device: torch.device) -> bool:
         return False
     wanted = torch.device(place)
     return wanted.type == device.type and (wanted.index or 0) == (device.index or 0)
-
-
-def _packs_on_the_cpu() -> bool:
-    """Return whether the bitsandbytes that packed a model computes on more than CUDA."""
-    library = sys.modules.get("bitsandbytes")
-    if library is None:
-        return False
-    return "multi_backend" in getattr(library, "features", ()) or compare_versions("bitsandbytes", ">=", "0.46.0")

@@ -7,6 +7,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
+from accel_core._passed import Passed
 from accel_core._records import record
 from accel_core.errors import (
     CheckpointDamagedError,
@@ -53,6 +54,11 @@ class Restoration:
     holds: dict[str, list[str]] = field(default_factory=dict)
 
 
+def _found(*kinds: Kind) -> Callable[[RestoreReport], list[Finding]]:
+    """Return what takes the findings of some kinds out of a report."""
+    return lambda report: [found for found in report.findings if found.kind in kinds]
+
+
 @record
 class RestoreReport:
     """What was restored from a checkpoint and what was not.
@@ -84,25 +90,10 @@ class RestoreReport:
     reseeded: list[int] = field(default_factory=list)
     part: str | None = None
 
-    @property
-    def missing(self) -> list[Finding]:
-        """What the run has and the checkpoint has not."""
-        return self._of("missing")
-
-    @property
-    def unexpected(self) -> list[Finding]:
-        """What the checkpoint has and the run has not."""
-        return [*self._of("unexpected"), *self._of("extra")]
-
-    @property
-    def damaged(self) -> list[Finding]:
-        """What is truncated, altered or unsafe."""
-        return [*self._of("damaged"), *self._of("unsafe")]
-
-    @property
-    def mismatched(self) -> list[Finding]:
-        """What has another shape, dtype or grouping."""
-        return self._of("mismatch")
+    missing = Passed[list[Finding]](_found("missing"), "What the run has and the checkpoint has not.")
+    unexpected = Passed[list[Finding]](_found("unexpected", "extra"), "What the checkpoint has and the run has not.")
+    damaged = Passed[list[Finding]](_found("damaged", "unsafe"), "What is truncated, altered or unsafe.")
+    mismatched = Passed[list[Finding]](_found("mismatch"), "What has another shape, dtype or grouping.")
 
     def __str__(self) -> str:
         """One line for each finding; the same finding of several ranks is one line."""
@@ -127,9 +118,6 @@ class RestoreReport:
             f"The checkpoint {str(self.folder)!r} cannot be restored, and nothing was changed; got:\n{self}\n"
             "Load another checkpoint, or pass strict=False to restore what fits."
         )
-
-    def _of(self, kind: Kind) -> list[Finding]:
-        return [found for found in self.findings if found.kind == kind]
 
 
 def finding_of(error: Exception, component: str, rank: int) -> Finding:

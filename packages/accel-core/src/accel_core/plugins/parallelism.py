@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _H = TypeVar("_H")
+_TOGETHER = ("tp", "cp", "sp", "pp")
 _SHARED_ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Attentions of transformers that work without a mask, on a part of the heads; kernels of the hub have owner/name."""
 
@@ -24,6 +26,11 @@ _SHARED_ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 def is_shared(attention: str) -> bool:
     """Return whether ranks can divide the heads of an attention."""
     return attention in _SHARED_ATTENTIONS or "/" in attention
+
+
+def _active(*axes: str) -> Callable[[ParallelismConfig], list[str]]:
+    """Return what names, of a configuration, those of some axes along which several ranks lie."""
+    return lambda config: [axis for axis in axes if config.sizes[axis] > 1]
 
 
 def _several(axis: str) -> Callable[[ParallelismConfig], bool]:
@@ -253,10 +260,7 @@ class ParallelismConfig:
     @property
     def total_size(self) -> int:
         """Number of ranks on the whole mesh."""
-        product = 1
-        for size in self.sizes.values():
-            product *= size
-        return product
+        return math.prod(self.sizes.values())
 
     @property
     def data_parallel_size(self) -> int:
@@ -276,28 +280,13 @@ class ParallelismConfig:
     cp_enabled = Passed[bool](_several("cp"), "Whether sequences are shared by context parallelism.")
     sp_enabled = Passed[bool](_several("sp"), "Whether sequences are shared by Ulysses sequence parallelism.")
 
-    def _active(self, *axes: str) -> list[str]:
-        return [axis for axis in axes if self.sizes[axis] > 1]
-
-    @property
-    def dp_dim_names(self) -> list[str]:
-        """Axes along which ranks read different data."""
-        return self._active(*GROUPS["dp"])
-
-    @property
-    def non_dp_dim_names(self) -> list[str]:
-        """Axes along which ranks work on the same data."""
-        return self._active("tp", "cp", "sp", "pp")
-
-    @property
-    def dp_shard_cp_dim_names(self) -> list[str]:
-        """Axes along which parameters are sharded."""
-        return self._active(*GROUPS["dp_shard_cp"])
-
-    @property
-    def dp_cp_dim_names(self) -> list[str]:
-        """Axes over which a loss is averaged."""
-        return self._active(*GROUPS["dp_cp"])
+    dp_dim_names = Passed[list[str]](_active(*GROUPS["dp"]), "Axes along which ranks read different data.")
+    non_dp_dim_names = Passed[list[str]](_active(*_TOGETHER), "Axes along which ranks work on the same data.")
+    dp_shard_cp_dim_names = Passed[list[str]](_active(*GROUPS["dp_shard_cp"]), "Axes that parameters are sharded over.")
+    dp_cp_dim_names = Passed[list[str]](_active(*GROUPS["dp_cp"]), "Axes over which a loss is averaged.")
+    active_mesh_dims = Passed[list[str]](
+        _active(*GROUPS["dp"], *_TOGETHER), "Axes that hold more than one rank: those of the data first."
+    )
 
     @property
     def fsdp_dim_names(self) -> list[str]:
@@ -305,16 +294,11 @@ class ParallelismConfig:
 
         The flattened axis is named only where the mesh has it: where "dp_shard" or "cp" holds more than one rank.
         """
-        return [*self._active("dp_replicate"), *(["dp_shard_cp"] if self.dp_shard_cp_dim_names else [])]
-
-    @property
-    def active_mesh_dims(self) -> list[str]:
-        """Axes that hold more than one rank: those of the data first."""
-        return [*self.dp_dim_names, *self.non_dp_dim_names]
+        return [*_active("dp_replicate")(self), *(["dp_shard_cp"] if self.dp_shard_cp_dim_names else [])]
 
     def _get_mesh(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Return the active axes, outermost first, and their sizes; some libraries lay out the mesh from them."""
-        axes = tuple(self._active(*MESH_AXES))
+        axes = tuple(_active(*MESH_AXES)(self))
         return axes, tuple(self.sizes[axis] for axis in axes)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -341,7 +325,7 @@ class ParallelismConfig:
 
         mesh = init_device_mesh(device_type, sizes, mesh_dim_names=axes)
         for name, over in GROUPS.items():
-            members = self._active(*over)
+            members = _active(*over)(self)
             if members:
                 mesh[members]._flatten(name)  # type: ignore[index]  # a list, as in Accelerate: callers record it
         return mesh

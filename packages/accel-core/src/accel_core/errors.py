@@ -94,23 +94,7 @@ class TorchVersionError(MissingDependencyError, ValueError):
     """The installed torch lacks what a feature needs.
 
     Install the version of torch that the message names, or do what it names instead.
-
-    Args:
-        feature: What was asked for.
-        found: The version of torch that is installed.
-        needed: The first version of torch that has it.
-        instead: What else may be done, as the end of a sentence.
     """
-
-    def __init__(self, feature: str, found: str, needed: str, instead: str) -> None:
-        self.feature, self.found, self.needed, self.instead = feature, found, needed, instead
-        super().__init__(
-            f"{feature} needs a later torch; got torch {found}. Install torch {needed} or later, or {instead}."
-        )
-
-    def __reduce__(self) -> tuple[type[TorchVersionError], tuple[str, str, str, str]]:
-        """Return what makes this error again in another process."""
-        return type(self), (self.feature, self.found, self.needed, self.instead)
 
 
 class OffloadError(AccelError, RuntimeError):

@@ -54,7 +54,10 @@ def require_torch(feature: str) -> None:
     """Refuse what the installed torch lacks."""
     needed = TORCH_FEATURES[feature]
     if is_torch_version("<", needed.since):
-        raise TorchVersionError(needed.name, str(installed_version("torch")), needed.since, needed.instead)
+        raise TorchVersionError(
+            f"{needed.name} needs a later torch; got torch {installed_version('torch')}. "
+            f"Install torch {needed.since} or later, or {needed.instead}."
+        )
 
 
 def compare_versions(library_or_version: str | Version, operation: str, requirement_version: str) -> bool:

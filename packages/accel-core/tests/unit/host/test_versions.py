@@ -1,7 +1,6 @@
 """Versions compared without importing libraries."""
 
 import importlib.metadata
-import pickle
 
 import pytest
 from packaging.version import parse
@@ -45,8 +44,8 @@ def test_a_feature_that_torch_lacks_is_refused_by_name(monkeypatch):
     require_torch("early")
     with pytest.raises(TorchVersionError) as caught:
         require_torch("late")
-    wanted = f"Time travel needs a later torch; got torch {found}. Install torch 99.1 or later, or wait."
-    for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
-        assert (str(error), error.feature, error.found, error.needed) == (wanted, "Time travel", found, "99.1")
+    assert str(caught.value) == (
+        f"Time travel needs a later torch; got torch {found}. Install torch 99.1 or later, or wait."
+    )
     assert isinstance(caught.value, ImportError)
     assert isinstance(caught.value, ValueError)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from accel_core.checkpoint.tensor_file import storage_key
+from accel_core.comm.tree import recursively_apply
 from accel_core.mesh.tensor import local_part
 
 
@@ -46,19 +47,11 @@ class Buffers:
         Of a sharded tensor, it copies this rank's part, as a plain tensor. Tensors with the same memory and layout are
         copied once and stay shared.
         """
-        if isinstance(content, Tensor):
-            return self._copy_tensor(local_part(content.detach()), place)
-        if isinstance(content, Mapping):
-            copied = {key: self.copy(value, f"{place}/{key}") for key, value in content.items()}
-            return copied if type(content) is dict else _same_mapping(content, copied)
-        if isinstance(content, (list, tuple)):
-            items = [self.copy(value, f"{place}/{number}") for number, value in enumerate(content)]
-            if isinstance(content, list):
-                return items
-            return type(content)(*items) if hasattr(content, "_fields") else tuple(items)
-        return content
+        numbers = itertools.count()
+        return recursively_apply(lambda each: self._copy_tensor(each, f"{place}/{next(numbers)}"), content)
 
-    def _copy_tensor(self, tensor: Tensor, place: str) -> Tensor:
+    def _copy_tensor(self, spread: Tensor, place: str) -> Tensor:
+        tensor = local_part(spread.detach())
         key = storage_key(tensor)
         if key in self._copies:
             return self._copies[key]
@@ -79,9 +72,3 @@ def _is_accelerators(tensor: Tensor) -> bool:
         return False
     current = torch.accelerator.current_accelerator()
     return current is not None and current.type == tensor.device.type
-
-
-def _same_mapping(original: Mapping[Any, Any], copied: dict[Any, Any]) -> object:
-    """Rebuild an OrderedDict or Counter; any other mapping becomes a dict."""
-    kind: Any = type(original)  # a defaultdict would take the copy for its factory
-    return kind(copied) if kind.__module__ == "collections" and kind.__name__ != "defaultdict" else copied

@@ -42,8 +42,6 @@ class Array:
         values = _values(dtype, raw)
         if self.content is not None or type(shape) is not tuple or any(type(size) is not int for size in shape):
             raise UnpicklingError("damaged array: a shape that is not one")
-        if values.size == 0 and max(shape, default=0) > len(raw) + 1024:
-            raise UnpicklingError("damaged array: without elements, and of a shape that no file needs")
         # `frombuffer` cannot be written to, so what follows copies.
         placed = values.reshape(shape, order="F" if fortran else "C")
         self.content = placed.astype(values.dtype.newbyteorder("="), order="K", copy=True)

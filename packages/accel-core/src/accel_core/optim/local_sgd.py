@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from accel_core.comm.objects import gather_object
-from accel_core.errors import ConfigurationError, EngineUnavailableError
+from accel_core.errors import EngineUnavailableError
 
 
 class LocalSGD:
@@ -24,7 +24,6 @@ class LocalSGD:
         enabled: Whether to do anything.
 
     Raises:
-        ConfigurationError: `local_sgd_steps` is below one.
         EngineUnavailableError: The model's weights are sharded over processes, so that none has its own to train.
 
     Examples:
@@ -38,11 +37,6 @@ class LocalSGD:
     """
 
     def __init__(self, accelerator: Any, model: torch.nn.Module, local_sgd_steps: int, enabled: bool = True) -> None:
-        if local_sgd_steps < 1:
-            raise ConfigurationError(
-                f"Local SGD averages weights after a number of steps; got local_sgd_steps={local_sgd_steps}. "
-                "Use 1 or more."
-            )
         self.enabled = enabled and accelerator.num_processes > 1
         self.num_steps = 0
         self.accelerator = accelerator

@@ -222,7 +222,10 @@ class GradientState:
         fresh = self._fresh
         # Called for every batch: the loader of the batch before is nearly always the only one that gave another.
         if fresh and (len(fresh) > 1 or fresh[0] is not self._training):
-            self._choose_training()
+            there = [each for ref in fresh if (each := ref()) is not None]
+            before = None if self._training is None else self._training()
+            if there and not any(each is before for each in there):
+                self._training = weakref.ref(there[-1])
         fresh.clear()
         loader = None if self._training is None else self._training()
         if loader is not None:
@@ -230,13 +233,6 @@ class GradientState:
                 if reading.loader() is loader:
                     return loader
         return None
-
-    def _choose_training(self) -> None:
-        """Keep the training loader if it gave a batch since the previous step, else take the one that did so last."""
-        before = None if self._training is None else self._training()
-        fresh = [loader for ref in self._fresh if (loader := ref()) is not None]
-        if fresh and not any(loader is before for loader in fresh):
-            self._training = weakref.ref(fresh[-1])
 
     def batches_left(self, dataloader: Sized) -> int | None:
         """Return how many batches `dataloader` still gives after the current one, or `None` where it has no length.

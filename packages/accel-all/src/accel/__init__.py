@@ -144,7 +144,7 @@ _NAMES = {
         "TorchTensorParallelPlugin",
     ],
     "accel_core.plugins.project": ["ProjectConfiguration"],
-    "accel_core.precision.outputs": ["convert_to_fp32"],
+    "accel_core.precision.autocast": ["convert_to_fp32"],
     "accel_core.random": ["set_seed", "synchronize_rng_state", "synchronize_rng_states"],
     "accel_core.state.gradient": ["GradientState"],
     "accel_core.state.process": ["PartialState", "wait_for_everyone"],

@@ -137,7 +137,7 @@ from accel_core.plugins.parallelism import TorchContextParallelConfig as TorchCo
 from accel_core.plugins.parallelism import TorchTensorParallelConfig as TorchTensorParallelConfig
 from accel_core.plugins.parallelism import TorchTensorParallelPlugin as TorchTensorParallelPlugin
 from accel_core.plugins.project import ProjectConfiguration as ProjectConfiguration
-from accel_core.precision.outputs import convert_to_fp32 as convert_to_fp32
+from accel_core.precision.autocast import convert_to_fp32 as convert_to_fp32
 from accel_core.random import set_seed as set_seed
 from accel_core.random import synchronize_rng_state as synchronize_rng_state
 from accel_core.random import synchronize_rng_states as synchronize_rng_states

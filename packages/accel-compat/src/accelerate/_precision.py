@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from accel_core.plugins.handlers import AutocastKwargs
+from accel_core.precision.autocast import convert_to_fp32
 from accel_core.precision.fp8.torchao import filter_linear_layers, find_first_last_linear_layers
-from accel_core.precision.outputs import convert_to_fp32
 from accel_core.state.run import AcceleratorState
 
 # What fp8 layers leave is computed in bf16.

@@ -55,10 +55,10 @@ from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConf
 from accel_core.plugins.parallelism import ParallelismConfig as ParallelismConfig
 from accel_core.plugins.parallelism import TorchTensorParallelPlugin as TorchTensorParallelPlugin
 from accel_core.plugins.project import ProjectConfiguration as ProjectConfiguration
+from accel_core.precision.autocast import convert_outputs_to_fp32 as convert_outputs_to_fp32
 from accel_core.precision.fp8.torchao import convert_model_to_fp8_ao as convert_model_to_fp8_ao
 from accel_core.precision.fp8.transformer_engine import apply_fp8_autowrap as apply_fp8_autowrap
 from accel_core.precision.fp8.transformer_engine import convert_model as convert_model
-from accel_core.precision.outputs import convert_outputs_to_fp32 as convert_outputs_to_fp32
 from accel_core.precision.scaler import get_grad_scaler as get_grad_scaler
 from accel_core.profiling import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel_core.state.gradient import GradientState as GradientState

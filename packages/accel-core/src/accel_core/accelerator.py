@@ -24,10 +24,9 @@ from accel_core.devices.memory import release_memory
 from accel_core.errors import PreparationError, StateError, expect
 from accel_core.mesh.layout import MESH_AXES
 from accel_core.modules import empty, linear_loss
-from accel_core.optim import lomo
 from accel_core.optim.accumulation import Batch
 from accel_core.optim.average import ModelAverage
-from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.optimizer import AcceleratedOptimizer, is_lomo, lomo_backward
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.options.enums import DistributedType, FP8BackendType
 from accel_core.plugins.handlers import AutocastKwargs, DistributedDataParallelKwargs, ProfileKwargs
@@ -395,7 +394,7 @@ class Accelerator(FunctionControl):
             >>> optimizer = accelerator.prepare_optimizer(optimizer)
         """
         prepared = self._runtime.prepare_optimizer(optimizer, device_placement)
-        self.has_lomo_optimizer |= lomo.is_lomo(prepared)
+        self.has_lomo_optimizer |= is_lomo(prepared)
         return prepared
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
@@ -626,7 +625,7 @@ class Accelerator(FunctionControl):
             raise PreparationError(
                 "A LOMO optimizer updates weights inside backward; pass learning_rate to backward()."
             )
-        lomo.backward(self._optimizers, loss, learning_rate)
+        lomo_backward(self._optimizers, loss, learning_rate)
 
     def linear_cross_entropy(
         self,

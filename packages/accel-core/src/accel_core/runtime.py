@@ -26,10 +26,9 @@ from accel_core.errors import ConfigurationError, PreparationError, RankDisagree
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import is_spread
 from accel_core.modules import empty, linear_loss
-from accel_core.optim import lomo
 from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.average import ModelAverage, check_settings
-from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.optim.optimizer import AcceleratedOptimizer, is_lomo, lomo_backward
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.options.engines import engines, load
 from accel_core.plugins.handlers import KwargsHandler
@@ -325,13 +324,13 @@ class Runtime:
         if self.gradient_state.passes >= 0:
             self.gradient_state.passes += 1
         rate = arguments.pop("learning_rate", None) if arguments else None
-        if rate is not None and any(lomo.is_lomo(optimizer) for optimizer in self.optimizers):
+        if rate is not None and any(is_lomo(optimizer) for optimizer in self.optimizers):
             if weight is not None:
                 raise ConfigurationError(
                     "A LOMO optimizer updates inside backward, before the weights of a window are known; got a weight. "
                     "Pass the mean loss, without weight."
                 )
-            lomo.backward(self.optimizers, accumulation.share_of(loss, None, strategy.divides_loss), rate)
+            lomo_backward(self.optimizers, accumulation.share_of(loss, None, strategy.divides_loss), rate)
             return
         if not self.models and self.world.size > 1:
             slips.warn_of_no_model(self.world.size)

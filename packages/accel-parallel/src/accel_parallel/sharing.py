@@ -7,8 +7,7 @@ from contextlib import nullcontext
 import torch
 
 from accel_core.errors import PreparationError
-from accel_core.optim.lomo import is_lomo
-from accel_core.optim.optimizer import Stepper
+from accel_core.optim.optimizer import Stepper, is_lomo
 from accel_core.precision.precision import Precision
 from accel_core.strategies.bundle import Bundle
 from accel_core.strategies.parts import Parts, PrecisionRequest

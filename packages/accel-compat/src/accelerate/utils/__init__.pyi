@@ -111,14 +111,14 @@ from accel_core.plugins.parallelism import TorchContextParallelConfig as TorchCo
 from accel_core.plugins.parallelism import TorchTensorParallelConfig as TorchTensorParallelConfig
 from accel_core.plugins.parallelism import TorchTensorParallelPlugin as TorchTensorParallelPlugin
 from accel_core.plugins.project import ProjectConfiguration as ProjectConfiguration
+from accel_core.precision.autocast import convert_outputs_to_fp32 as convert_outputs_to_fp32
+from accel_core.precision.autocast import convert_to_fp32 as convert_to_fp32
 from accel_core.precision.fp8.torchao import convert_model_to_fp8_ao as convert_model_to_fp8_ao
 from accel_core.precision.fp8.torchao import has_ao_layers as has_ao_layers
 from accel_core.precision.fp8.transformer_engine import apply_fp8_autowrap as apply_fp8_autowrap
 from accel_core.precision.fp8.transformer_engine import contextual_fp8_autocast as contextual_fp8_autocast
 from accel_core.precision.fp8.transformer_engine import convert_model as convert_model
 from accel_core.precision.fp8.transformer_engine import has_transformer_engine_layers as has_transformer_engine_layers
-from accel_core.precision.outputs import convert_outputs_to_fp32 as convert_outputs_to_fp32
-from accel_core.precision.outputs import convert_to_fp32 as convert_to_fp32
 from accel_core.precision.scaler import get_grad_scaler as get_grad_scaler
 from accel_core.profiling import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel_core.random import set_seed as set_seed

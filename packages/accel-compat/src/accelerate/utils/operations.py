@@ -21,8 +21,8 @@ from accel_core.comm.tree import is_torch_tensor as is_torch_tensor
 from accel_core.comm.tree import recursively_apply as recursively_apply
 from accel_core.host.versions import is_torch_version as is_torch_version
 from accel_core.options.enums import DistributedType as DistributedType
-from accel_core.precision.outputs import convert_outputs_to_fp32 as convert_outputs_to_fp32
-from accel_core.precision.outputs import convert_to_fp32 as convert_to_fp32
+from accel_core.precision.autocast import convert_outputs_to_fp32 as convert_outputs_to_fp32
+from accel_core.precision.autocast import convert_to_fp32 as convert_to_fp32
 from accel_core.state.process import PartialState as PartialState
 from accel_core.state.run import AcceleratorState as AcceleratorState
 from accelerate import _rebinding

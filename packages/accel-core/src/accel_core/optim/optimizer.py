@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,9 +13,9 @@ import torch
 
 from accel_core._passed import PassedOn
 from accel_core.comm.tree import recursively_apply
+from accel_core.errors import PreparationError
 from accel_core.host import heartbeat
 from accel_core.logging import get_logger
-from accel_core.optim.lomo import is_lomo
 from accel_core.precision import scaler as scalers
 from accel_core.state.gradient import GradientState
 
@@ -53,6 +54,29 @@ def move_to_device(state: object, device: torch.device | str) -> object:
     """Move every tensor of a nest of lists, tuples and mappings to `device`."""
     moved: object = recursively_apply(torch.Tensor.to, state, device)
     return moved
+
+
+def is_lomo(optimizer: object) -> bool:
+    """Return whether an optimizer, or the one that it wraps, is `Lomo` or `AdaLomo` of lomo-optim."""
+    library = sys.modules.get("lomo_optim")  # whoever made such an optimizer has imported it
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return library is not None and isinstance(inner, library.Lomo | library.AdaLomo)
+
+
+def lomo_backward(optimizers: list[Any], loss: torch.Tensor, learning_rate: float) -> None:
+    """Run the fused backward of the LOMO optimizers among `optimizers`.
+
+    Raises:
+        PreparationError: None of them is a LOMO optimizer.
+    """
+    found = [optimizer.optimizer for optimizer in optimizers if is_lomo(optimizer)]
+    if not found:
+        raise PreparationError(
+            f"lomo_backward needs a prepared LOMO optimizer; got {len(optimizers)} prepared optimizers, none of them "
+            "from lomo_optim. Prepare one, or call backward()."
+        )
+    for optimizer in found:
+        optimizer.fused_backward(loss, learning_rate)
 
 
 def patch_optimizer_step(accelerated_optimizer: AcceleratedOptimizer, method: Callable[..., Any]) -> Callable[..., Any]:

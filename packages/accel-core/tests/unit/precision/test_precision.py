@@ -12,14 +12,13 @@ from accel_core.options.enums import DistributedType, FP8BackendType
 from accel_core.plugins.fp8 import AORecipeKwargs, MSAMPRecipeKwargs
 from accel_core.plugins.handlers import AutocastKwargs, GradScalerKwargs
 from accel_core.precision import registry
-from accel_core.precision.autocast import AutocastPrecision
+from accel_core.precision.autocast import AutocastPrecision, convert_to_fp32
 from accel_core.precision.fp8 import backend
 from accel_core.precision.fp8.torchao import (
     TorchaoPrecision,
     find_first_last_linear_layers,
     has_ao_layers,
 )
-from accel_core.precision.outputs import convert_to_fp32
 from accel_core.precision.precision import Precision
 from accel_core.precision.scaler import get_grad_scaler
 from accel_core.process.world import World

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from accel_core.comm.tree import recursively_apply, tree_leaves
-from accel_core.precision.outputs import convert_to_fp32
+from accel_core.precision.autocast import convert_to_fp32
 
 
 def compute_exactly(module: nn.Module, device: str, rest: torch.dtype | None) -> None:

@@ -6,13 +6,14 @@ and values without a list of what is allowed, follows links out of the folder, a
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -23,12 +24,14 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from accel_core.checkpoint import pickles
 from accel_core.checkpoint.manifest import damaged_file, open_member
 from accel_core.checkpoint.report import listed
-from accel_core.checkpoint.window import Window
 from accel_core.comm.transport import memory_of
 from accel_core.errors import CheckpointDamagedError, CheckpointNotFoundError
 from accel_core.mesh.tensor import local_parts
 from accel_parallel.checkpoint.located import locate_values
 from accel_parallel.checkpoint.metadata import METADATA_NAME, decode, like_of, places_of
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _PART = 1 << 20
 
@@ -215,7 +218,7 @@ class ShardFolder:
             return pickles.load_object(cast(BinaryIO, window), self._path_of(index))
 
     @contextmanager
-    def _opened(self, index: MetadataIndex) -> Iterator[Window]:
+    def _opened(self, index: MetadataIndex) -> Iterator[_Window]:
         place = self._places[index]
         try:
             descriptor = open_member(self._checkpoint, self.file(place.relative_path), links=self._links)
@@ -225,7 +228,7 @@ class ShardFolder:
                 "from. Load another checkpoint."
             ) from error
         try:
-            yield Window(descriptor, place.offset, place.length)
+            yield _Window(descriptor, place.offset, place.length)
         finally:
             os.close(descriptor)
 
@@ -241,3 +244,37 @@ def _narrowed(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) ->
     for dimension, (start, length) in enumerate(zip(offsets, lengths, strict=True)):
         tensor = tensor.narrow(dimension, start, length)
     return tensor
+
+
+class _Window(io.RawIOBase):
+    """Some bytes of a file that is open under a descriptor, read as if they were a file."""
+
+    def __init__(self, descriptor: int, offset: int, length: int) -> None:
+        self._descriptor, self._offset, self._length, self._at = descriptor, offset, length, 0
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a place in the part."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Read into memory, to the end of the part at most; return the number of bytes."""
+        view = memoryview(buffer).cast("B")
+        view = view[: max(0, self._length - self._at)]
+        done = 0
+        # One call of the system reads 2 GiB at most.
+        while done < len(view):
+            count = os.preadv(self._descriptor, [view[done:]], self._offset + self._at + done)
+            if count == 0:
+                break
+            done += count
+        self._at += done
+        return done

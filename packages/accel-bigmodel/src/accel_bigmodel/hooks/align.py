@@ -9,7 +9,7 @@ from torch import nn
 
 from accel_bigmodel.hooks.hook import ModelHook
 from accel_bigmodel.hooks.residency import Residency, forget_loaded, residency_of
-from accel_bigmodel.hooks.state import HeldByHooks
+from accel_bigmodel.hooks.state import held_by_hooks
 from accel_bigmodel.offload.placeholders import is_placeholder
 from accel_bigmodel.offload.prefetch import Weights
 from accel_bigmodel.offload.schedule import Schedule
@@ -19,7 +19,7 @@ from accel_core.modules import offloaded
 from accel_core.modules.traversal import get_non_persistent_buffers, named_module_tensors
 
 # All offloading imports this module, so core never saves an empty weight.
-offloaded.register(HeldByHooks())
+offloaded.holders.append(held_by_hooks)
 
 _STAYS = frozenset({int, float, bool, str, bytes, type(None)})
 

@@ -60,13 +60,7 @@ def _offloaded_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-class HeldByHooks:
-    """Tells core about models whose weights hooks offload (`accel_core.modules.offloaded.OffloadedWeights`)."""
-
-    def holds(self, model: nn.Module) -> bool:
-        """Return whether some weights are not in the model."""
-        return any(residencies_of(module) for module in model.modules())
-
-    def state_dict(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Return the state dict with all weights, offloaded ones on the CPU."""
-        return get_state_dict_offloaded_model(model)
+def held_by_hooks(model: nn.Module) -> dict[str, torch.Tensor] | None:
+    """Return the state dict with all weights, offloaded ones on the CPU; `None` where hooks offload none of them."""
+    offloads = any(residencies_of(module) for module in model.modules())
+    return get_state_dict_offloaded_model(model) if offloads else None

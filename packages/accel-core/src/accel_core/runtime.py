@@ -13,19 +13,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from accel_core import checkpoint
 from accel_core._passed import Passed, PassedOn
 from accel_core._records import record
+from accel_core._torch import compiles_itself
 from accel_core.comm.control import Channel
 from accel_core.comm.objects import broadcast_object_list, gather_object
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError, StateError, expect
+from accel_core.logging import get_logger
 from accel_core.mesh.layout import Layout
 from accel_core.mesh.tensor import is_spread
 from accel_core.modules import empty, linear_loss
+from accel_core.modules.compilation import is_compiled_module
 from accel_core.optim.accumulation import Accumulation
 from accel_core.optim.average import ModelAverage, check_settings
 from accel_core.optim.optimizer import AcceleratedOptimizer, is_lomo, lomo_backward
@@ -38,7 +42,6 @@ from accel_core.precision import scaler as scalers
 from accel_core.precision.precision import Precision
 from accel_core.process.world import World
 from accel_core.state.gradient import GradientState
-from accel_core.strategies import slips
 from accel_core.strategies.bundle import Bundle, Kind, kind_of
 from accel_core.strategies.parts import Kit
 from accel_core.strategies.strategy import Strategy
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
     from accel_core.checkpoint import background
 
+_logger = get_logger(__name__)
 _T = TypeVar("_T")
 _PREPARED = ("models", "optimizers", "schedulers", "dataloaders")
 _REGISTERED = ("custom_objects", "save_state_pre_hooks", "load_state_pre_hooks")
@@ -333,11 +337,11 @@ class Runtime:
             lomo_backward(self.optimizers, accumulation.share_of(loss, None, strategy.divides_loss), rate)
             return
         if not self.models and self.world.size > 1:
-            slips.warn_of_no_model(self.world.size)
+            _warn_of_no_model(self.world.size)
         elif not self.has_trained:
             self.has_trained = True
             if self.world.size > 1:
-                slips.warn_of_bypassed(self.models)
+                _warn_of_bypassed(self.models)
         if self.scaler is not None:  # gradients of other batches of a window have the scale as it is
             bare = [_bare(optimizer) for optimizer in self.optimizers]
             scalers.begin(self.scaler, bare, adapts=not accumulation.ends_several)
@@ -484,3 +488,23 @@ def _override_even_batches(loaders: Sequence[Any], even_batches: bool) -> list[t
             stacklevel=4,
         )
     return changed
+
+
+def _warn_of_no_model(ranks: int) -> None:
+    """Warn of ranks that compute gradients and prepared no model: nobody averages them."""
+    _logger.warning_once(
+        f"Ranks train together through prepared models; got none on {ranks} ranks: nothing averages their gradients. "
+        "Pass the model to prepare(), with its optimizer and loader."
+    )
+
+
+def _warn_of_bypassed(models: Sequence[torch.nn.Module]) -> None:
+    """Warn of a loss that no prepared model computed: the script goes on with what it passed to `prepare`."""
+    wrapped = [each for each in models if isinstance(each, DistributedDataParallel)]
+    traced = any(is_compiled_module(each) or compiles_itself(each) for each in models)
+    # torch's own mark of a first forward pass, which it does not set in one that it compiles
+    if wrapped and not traced and not any(getattr(each, "_lazy_init_ran", True) for each in wrapped):
+        _logger.warning(
+            "backward() got a loss that no prepared model computed, so ranks do not average its gradients. Use what "
+            "prepare() returns: model, optimizer, loader = accelerator.prepare(model, optimizer, loader)."
+        )

@@ -44,10 +44,9 @@ def synchronized_batches(loader: LoaderBase, epoch: EpochState, stream: Iterator
         epoch.state = loader.own_state() if last else state
         counts = ends.counts(batch, held, last=last)
         loader._serve(epoch, counts, full if counts is None else ends.units(counts, batch), last=last)
-        if last and counts is None:
-            loader.remainder = -1 if min(held) < 0 else ends.total(held)
-        elif last and counts is not None:
-            loader.remainder = counts.total
+        if last:
+            real = -1 if min(held) < 0 else sum(held[rank] for rank in ends.readers)  # those of each part once
+            loader.remainder = real if counts is None else counts.total
         yield batch.batch if type(batch) is CountedBatch else batch
         batch, held = following, following_held
 
@@ -127,10 +126,6 @@ class _Ends:
             return self.loader.step_units(counts)
         # A loader that does not batch gives one sample a rank, whose rows are its own.
         return sum(real > 0 for real in counts.real)
-
-    def total(self, held: tuple[int, ...]) -> int:
-        """Return the real rows of a step, those of each part once."""
-        return sum(held[rank] for rank in self.readers)
 
     def _rows(self, batch: object) -> int:
         batch = batch.batch if type(batch) is CountedBatch else batch

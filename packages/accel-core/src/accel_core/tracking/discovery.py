@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections import UserDict
 from collections.abc import Iterable, MutableMapping
 from typing import Any
@@ -67,7 +66,8 @@ def get_available_trackers() -> list[Any]:
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
     """Make a tracker usable by its name in `log_with`, in this process.
 
-    A distribution offers its tracker without a call, through the entry-point group `accel.trackers`.
+    It takes the place of one of the same name. A distribution offers its tracker without a call, through the
+    entry-point group `accel.trackers`.
 
     Args:
         tracker_class: A subclass of `GeneralTracker` with a `name` and `requires_logging_directory`.
@@ -79,15 +79,7 @@ def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
         >>> register_tracker_class(Silent)
         >>> accelerator = Accelerator(log_with="silent")
     """
-    name = str(tracker_class.name)
-    if name in LOGGER_TYPE_TO_CLASS:
-        warnings.warn(
-            f"A tracker named {name!r} is already known and is now replaced by {tracker_class.__name__}. Choose "
-            "another name to keep both.",
-            UserWarning,
-            stacklevel=2,
-        )
-    LOGGER_TYPE_TO_CLASS[name] = tracker_class
+    LOGGER_TYPE_TO_CLASS[str(tracker_class.name)] = tracker_class
 
 
 def filter_trackers(

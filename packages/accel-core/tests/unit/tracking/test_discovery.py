@@ -95,12 +95,6 @@ def test_a_missing_library_is_refused_or_skipped(caplog):
     assert caplog.text.count("The run continues without this tracker. Install it: pip install no_such") == 1
 
 
-def test_register_warns_when_it_replaces():
-    """Replacing a known tracker is told."""
-    with pytest.warns(UserWarning, match="'mine' is already known"):
-        discovery.register_tracker_class(type("Other", (Mine,), {}))
-
-
 def test_incomplete_class():
     """A class that lacks what every tracker has cannot be made."""
     with pytest.raises(TrackerInterfaceError, match="name, requires_logging_directory, tracker") as info:

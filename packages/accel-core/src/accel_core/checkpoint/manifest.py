@@ -99,13 +99,13 @@ class Manifest:
             # What `encode` makes of it has the right checksum, form and types, so the same bytes have them too.
             whole = manifest._adds_up() and raw == manifest.encode()
         except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise _damaged(path, f"{type(error).__name__}: {error}") from error
+            raise damaged_file(path, f"{type(error).__name__}: {error}") from error
         if not whole:
-            raise _damaged(path, "bytes that do not fit its own checksum or form")
+            raise damaged_file(path, "bytes that do not fit its own checksum or form")
         for entry in entries:
             check_name(entry.name, path)
         if len({entry.name for entry in entries}) != len(entries):
-            raise _damaged(path, "a file that it lists twice")
+            raise damaged_file(path, "a file that it lists twice")
         return manifest
 
     def _adds_up(self) -> bool:
@@ -266,14 +266,7 @@ def open_member(folder: Path, name: str, *, links: bool = False) -> int:
             "Copy the file into the folder if you trust it."
         )
     _refuse_irregular(path, os.stat(path).st_mode)
-    # Not blocking, and looked at again: a FIFO may have taken the name since.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _refuse_irregular(path, os.fstat(descriptor).st_mode)
-    except UnsafeCheckpointError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # not waiting for a FIFO that took the name since
 
 
 def path_of(descriptor: int, path: str | os.PathLike[str]) -> str:
@@ -312,7 +305,3 @@ def _refuse_irregular(path: Path, mode: int) -> None:
         raise UnsafeCheckpointError(
             f"A checkpoint holds regular files only; {str(path)!r} is {found}. Do not use this checkpoint."
         )
-
-
-def _damaged(path: Path, found: str) -> CheckpointDamagedError:
-    return CheckpointDamagedError(f"The manifest {str(path)!r} is damaged; got {found}. Load another checkpoint.")

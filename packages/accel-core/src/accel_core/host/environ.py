@@ -130,15 +130,12 @@ def patch_environment(**kwargs: object) -> Iterator[None]:
         ...     os.environ["ACCELERATE_MIXED_PRECISION"]
         'bf16'
     """
-    before: dict[str, str | None] = {}
-    for name, value in kwargs.items():
-        before[name.upper()] = os.environ.get(name.upper())
-        os.environ[name.upper()] = str(value)
+    values = {name.upper(): str(value) for name, value in kwargs.items()}
+    before = {name: os.environ[name] for name in values if name in os.environ}
+    os.environ.update(values)
     try:
         yield
     finally:
-        for name, old in before.items():
-            if old is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = old
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update(before)

@@ -57,7 +57,6 @@ _PLAN = f"{names.HIDDEN}plan.json"
 """Which files leave their places when a commit is put in place, and which of its own come last."""
 
 _LINK = f"{names.HIDDEN}link"
-_NUMBERED = re.compile(r"checkpoint_(0|[1-9][0-9]*)")
 
 
 def stage(target: Path, identity: str, *, numbered: bool = False) -> Path:
@@ -179,7 +178,9 @@ def find(target: Path) -> Path | None:
 def numbered(directory: Path) -> list[Path]:
     """Return the numbered checkpoint folders by rising number, as accel writes them: not `checkpoint_0001`."""
     entries = [*os.scandir(directory)] if directory.is_dir() else []
-    found = [each.name for each in entries if _NUMBERED.fullmatch(each.name) and each.is_dir(follow_symlinks=False)]
+    found = [
+        each.name for each in entries if names.NUMBERED.fullmatch(each.name) and each.is_dir(follow_symlinks=False)
+    ]
     return [directory / name for name in sorted(found, key=lambda name: int(name.removeprefix("checkpoint_")))]
 
 

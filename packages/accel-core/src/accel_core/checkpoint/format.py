@@ -69,24 +69,15 @@ class Run(Protocol):
     custom_objects: list[Any]  # what was registered for checkpointing
     step: int  # accumulation counter
     project: ProjectConfiguration
+    data: DataLoaderConfiguration  # how loaders are prepared and restored
+    scaler: torch.amp.GradScaler | None  # gradient scaler, if precision needs one
+    world: World  # this process among its fellows
     save_state_pre_hooks: OrderedDict[int, Callable[..., None]]  # called with models, weights and folder
     load_state_pre_hooks: OrderedDict[int, Callable[..., None]]  # called with models and folder
 
     @property
     def strategy(self) -> ModelHolder:
         """How the models live."""
-
-    @property
-    def data(self) -> DataLoaderConfiguration:
-        """How loaders are prepared and restored."""
-
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """Gradient scaler, if precision needs one."""
-
-    @property
-    def world(self) -> World:
-        """This process among its fellows."""
 
 
 @record(frozen=True)

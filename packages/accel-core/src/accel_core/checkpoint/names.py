@@ -42,6 +42,9 @@ HIDDEN = ".accel-"
 ID_LENGTH = 12
 """Letters of the id of a save."""
 
+NUMBERED = re.compile(r"checkpoint_(0|[1-9][0-9]*)")
+"""Names of checkpoints in a series."""
+
 _MODELS = re.compile(r"model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin")
 _PARTS = re.compile(
     rf"({_MODELS.pattern}|optimizer(_\d+)?\.bin|scheduler(_\d+)?\.bin"

@@ -16,7 +16,6 @@ from accel_core.errors import CheckpointError
 
 _COMMIT = re.compile(r"accel_commit-(\d{8,})\.json")
 _FOLDER = re.compile(rf"(\d{{8,}})-[a-z]{{{names.ID_LENGTH}}}")
-_NUMBERED = re.compile(r"checkpoint_(0|[1-9]\d*)")
 _LOOKS = 10
 
 
@@ -96,7 +95,7 @@ def read_manifest(store: Store, commit: Commit) -> Manifest:
 
 def numbered(store: Store) -> list[int]:
     """Return the numbers of the checkpoints of a series, rising."""
-    return sorted(int(each[1]) for each in map(_NUMBERED.fullmatch, store.children()) if each)
+    return sorted(int(each[1]) for each in map(names.NUMBERED.fullmatch, store.children()) if each)
 
 
 def clear(store: Store, kept: Commit | None = None) -> None:

@@ -45,6 +45,7 @@ from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_core.plugins.fp8 import TERecipeKwargs as TERecipeKwargs
+from accel_core.plugins.handlers import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel_core.plugins.handlers import AutocastKwargs as AutocastKwargs
 from accel_core.plugins.handlers import DistributedDataParallelKwargs as DistributedDataParallelKwargs
 from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
@@ -60,7 +61,6 @@ from accel_core.precision.fp8.torchao import convert_model_to_fp8_ao as convert_
 from accel_core.precision.fp8.transformer_engine import apply_fp8_autowrap as apply_fp8_autowrap
 from accel_core.precision.fp8.transformer_engine import convert_model as convert_model
 from accel_core.precision.scaler import get_grad_scaler as get_grad_scaler
-from accel_core.profiling import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel_core.state.gradient import GradientState as GradientState
 from accel_core.state.process import PartialState as PartialState
 from accel_core.state.process import wait_for_everyone as wait_for_everyone

@@ -50,6 +50,7 @@ from accel_core.plugins.handlers import DistributedDataParallelKwargs as Distrib
 from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
 from accel_core.plugins.handlers import InitProcessGroupKwargs as InitProcessGroupKwargs
 from accel_core.plugins.handlers import KwargsHandler as KwargsHandler
+from accel_core.plugins.handlers import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel_core.plugins.handlers import ProfileKwargs as ProfileKwargs
 from accel_core.plugins.loading import DataLoaderConfiguration as DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig as ParallelismConfig
@@ -60,7 +61,6 @@ from accel_core.precision.fp8.torchao import convert_model_to_fp8_ao as convert_
 from accel_core.precision.fp8.transformer_engine import apply_fp8_autowrap as apply_fp8_autowrap
 from accel_core.precision.fp8.transformer_engine import convert_model as convert_model
 from accel_core.precision.scaler import get_grad_scaler as get_grad_scaler
-from accel_core.profiling import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel_core.state.gradient import GradientState as GradientState
 from accel_core.state.process import PartialState as PartialState
 from accel_core.state.process import wait_for_everyone as wait_for_everyone

@@ -29,12 +29,11 @@ from accel_core.optim.average import ModelAverage
 from accel_core.optim.optimizer import AcceleratedOptimizer, is_lomo, lomo_backward
 from accel_core.optim.scheduler import AcceleratedScheduler
 from accel_core.options.enums import DistributedType, FP8BackendType
-from accel_core.plugins.handlers import AutocastKwargs, DistributedDataParallelKwargs, ProfileKwargs
+from accel_core.plugins.handlers import AutocastKwargs, DistributedDataParallelKwargs, ProfileKwargs, profile
 from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.process import world
-from accel_core.profiling import profile
 from accel_core.resolve import Arguments, arguments_now, resolve
 from accel_core.state.gradient import GradientState
 from accel_core.state.process_control import FunctionControl

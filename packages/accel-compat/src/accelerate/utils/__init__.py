@@ -98,6 +98,7 @@ from accel_core.plugins.fp8 import AORecipeKwargs as AORecipeKwargs
 from accel_core.plugins.fp8 import FP8RecipeKwargs as FP8RecipeKwargs
 from accel_core.plugins.fp8 import MSAMPRecipeKwargs as MSAMPRecipeKwargs
 from accel_core.plugins.fp8 import TERecipeKwargs as TERecipeKwargs
+from accel_core.plugins.handlers import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel_core.plugins.handlers import AutocastKwargs as AutocastKwargs
 from accel_core.plugins.handlers import DistributedDataParallelKwargs as DistributedDataParallelKwargs
 from accel_core.plugins.handlers import GradScalerKwargs as GradScalerKwargs
@@ -120,7 +121,6 @@ from accel_core.precision.fp8.transformer_engine import contextual_fp8_autocast 
 from accel_core.precision.fp8.transformer_engine import convert_model as convert_model
 from accel_core.precision.fp8.transformer_engine import has_transformer_engine_layers as has_transformer_engine_layers
 from accel_core.precision.scaler import get_grad_scaler as get_grad_scaler
-from accel_core.profiling import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel_core.random import set_seed as set_seed
 from accel_core.random import synchronize_rng_state as synchronize_rng_state
 from accel_core.random import synchronize_rng_states as synchronize_rng_states

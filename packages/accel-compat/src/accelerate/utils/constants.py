@@ -20,7 +20,7 @@ from accel_core.checkpoint.names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_
 from accel_core.host.versions import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC
 from accel_core.options.compilation import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
 from accel_core.options.enums import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
-from accel_core.profiling import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+from accel_core.plugins.handlers import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel_parallel.options import FSDP2_PYTORCH_VERSION as FSDP2_PYTORCH_VERSION
 from accel_parallel.options import FSDP2_STATE_DICT_TYPE as FSDP2_STATE_DICT_TYPE
 from accel_parallel.options import FSDP_AUTO_WRAP_POLICY as FSDP_AUTO_WRAP_POLICY

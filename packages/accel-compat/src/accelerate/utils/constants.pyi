@@ -18,7 +18,7 @@ from accel_core.checkpoint.names import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_
 from accel_core.host.versions import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC
 from accel_core.options.compilation import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
 from accel_core.options.enums import DEEPSPEED_MULTINODE_LAUNCHERS as DEEPSPEED_MULTINODE_LAUNCHERS
-from accel_core.profiling import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+from accel_core.plugins.handlers import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
 from accel_launch.launchers.sagemaker import SAGEMAKER_PARALLEL_EC2_INSTANCES as SAGEMAKER_PARALLEL_EC2_INSTANCES
 from accel_launch.settings.config import SAGEMAKER_PYTHON_VERSION as SAGEMAKER_PYTHON_VERSION
 from accel_launch.settings.config import SAGEMAKER_PYTORCH_VERSION as SAGEMAKER_PYTORCH_VERSION

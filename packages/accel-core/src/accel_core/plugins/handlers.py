@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 ProfilerActivityName = Literal["cpu", "xpu", "mtia", "cuda", "hpu"]
 
+PROFILE_PATTERN_NAME = "profile_{suffix}.json"
 _OF_OURS = ("activities", "schedule_option", "output_trace_dir")
 """Fields of `ProfileKwargs` that are not arguments of torch's profiler as they are."""
 
@@ -304,3 +307,15 @@ class ProfileKwargs(KwargsHandler):
         for name in self.activities:
             expect_one_of(sorted(known), "an activity of the profiler", name)
         return [known[name] for name in self.activities]
+
+
+@contextmanager
+def profile(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
+    """Profile the block."""
+    folder = handler.output_trace_dir
+    if folder is not None:
+        os.makedirs(folder, exist_ok=True)  # one that cannot be made is known before the block runs
+    with handler.build() as profiler:
+        yield profiler
+    if folder is not None:
+        profiler.export_chrome_trace(os.path.join(folder, PROFILE_PATTERN_NAME.format(suffix=rank)))

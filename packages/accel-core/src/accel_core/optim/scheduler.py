@@ -83,9 +83,6 @@ class AcceleratedScheduler:
         times = self._times
         if (args or kwargs) and any(each is not None for each in (*args, *kwargs.values())):
             times = 1
-        if times == 1 and not self._has_end:
-            self.scheduler.step(*args, **kwargs)
-            return
         for _ in range(times):
             # OneCycleLR raises after its end; rounding up the steps of an epoch can lead there.
             if not self._has_end or self.scheduler._step_count <= self.scheduler.total_steps:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from accel_core._records import record
 from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import digest_of_bytes
 from accel_core.checkpoint.manifest import Manifest, damaged_file
-from accel_core.checkpoint.remote.store import PARALLEL, PROBE, Store
+from accel_core.checkpoint.remote.store import PROBE, Store, at_once
 from accel_core.errors import CheckpointError
 
 _COMMIT = re.compile(r"accel_commit-(\d{8,})\.json")
@@ -89,8 +88,7 @@ def read_manifest(store: Store, commit: Commit) -> Manifest:
         raise damaged_file(place, "no manifest, although it was committed") from error
     if digest_of_bytes(raw) != commit.manifest:
         raise damaged_file(place, "another digest than its commit says")
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        return Manifest.decode(raw, place).joined(lambda name: store.read(f"{commit.folder}/{name}"), pool.map)
+    return Manifest.decode(raw, place).joined(lambda name: store.read(f"{commit.folder}/{name}"), at_once)
 
 
 def numbered(store: Store) -> list[int]:

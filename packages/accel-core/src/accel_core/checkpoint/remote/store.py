@@ -33,6 +33,12 @@ _STATE = ("ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "
 _T = TypeVar("_T")
 
 
+def at_once(function: Callable[..., _T], *values: Iterable[Any]) -> list[_T]:
+    """Return what a function returns for each of some values, as `map` calls it, for several at a time."""
+    with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-store") as pool:
+        return list(pool.map(function, *values))
+
+
 class Store:
     """The objects below an address; names are relative to it."""
 
@@ -92,8 +98,7 @@ class Store:
 
     def put_all(self, files: Mapping[Path, str]) -> None:
         """Write several files, some at a time."""
-        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-store") as pool:
-            list(pool.map(self.put, files, files.values()))
+        at_once(self.put, files, files.values())
 
     def get_all(self, files: Mapping[str, Path]) -> None:
         """Bring several objects to this machine, some at a time; what is not there is left out."""
@@ -102,8 +107,7 @@ class Store:
             with contextlib.suppress(FileNotFoundError):
                 self.get(name, files[name])
 
-        with ThreadPoolExecutor(PARALLEL, thread_name_prefix="accel-store") as pool:
-            list(pool.map(get, files))
+        at_once(get, files)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a small object where none is; return whether this call did it: of several writers, one is told so."""

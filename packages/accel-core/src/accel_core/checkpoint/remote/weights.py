@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import json
+import multiprocessing.util
 import os
 from collections.abc import Callable
 from dataclasses import field
@@ -49,9 +49,8 @@ class StoredWeights:
             check_name(name, self.address)
         scratch = Scratch.of(identity)
         scratch.make()
-        process = os.getpid()
-        # Not by a forked process when it ends: the folder is its parent's.
-        atexit.register(lambda: scratch.leave() if os.getpid() == process else None)
+        # At the end of this process; a forked one does nothing when it ends, as the folder is its parent's.
+        multiprocessing.util.Finalize(None, scratch.leave, exitpriority=0)
         files = scratch.folder / (self.address.name or "weights")
         with open(scratch.folder / ".fetching", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the first process fetches, the others wait for it

@@ -144,24 +144,18 @@ class DataLoaderDispatcher(PreparedLoader):
     def _lead(self, epoch: EpochState, channel: ScatterChannel) -> Iterator[_Step]:
         """Read global batches, send each rank its part, and yield one's own."""
         parts = self.parts
-        try:
+        with channel.telling():
             groups = self._global_batches(self._open(epoch), epoch)
             group = next(groups, _END)
-        except Exception as failure:
-            channel.fail(failure)
-            raise
         if group is _END:
             channel.send([None] * len(parts))
         while group is not _END:
             # A step is sent with whether it is the last, so the batches after it are read before. The state is taken
             # before that: one from after it would leave them out.
-            try:
+            with channel.telling():
                 state = self.own_state()
                 following = next(groups, _END)
                 epoch.state = state if following is not _END else self.own_state()
-            except Exception as failure:
-                channel.fail(failure)
-                raise
             steps = [_Step(share, group.counts, group.units, following is _END) for share in group.shares]
             # Ranks that read the same part are sent the same object.
             channel.send([steps[part] for part in parts])

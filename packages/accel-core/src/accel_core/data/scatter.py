@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,17 +56,19 @@ class ScatterChannel:
         """
         if self._world.size == 1:
             return
-        try:
+        with self.telling():
             # By identity: ranks that read the same part are sent one object.
             packed = {key: _packed(message) for key, message in {id(each): each for each in messages}.items()}
-        except Exception as failure:
-            self.fail(failure)
-            raise
         self._scatter([packed[id(message)] for message in messages])
 
-    def fail(self, failure: Exception) -> None:
-        """Tell the others why they get nothing: without a message they would wait until the group's timeout."""
-        self.send([None] + [_Failed(repr(failure))] * (self._world.size - 1))
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell the others of a failure of the block: without a message they would wait until the group's timeout."""
+        try:
+            yield
+        except Exception as failure:
+            self.send([None] + [_Failed(repr(failure))] * (self._world.size - 1))
+            raise
 
     def receive(self) -> Any:
         """Return the object that rank 0 sent to this rank.

@@ -88,10 +88,11 @@ class Stream(IterableDataset):
         return (self.rows[index] for index in order[first::step])
 
 
-class Channel:
+class Channel(dispatcher.ScatterChannel):
     """What the reading rank sends, noted."""
 
     def __init__(self, world):
+        super().__init__(world)
         self.sent = Channel.latest = []
 
     def send(self, steps):

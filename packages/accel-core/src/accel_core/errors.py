@@ -36,7 +36,8 @@ expect, so that `except ValueError` keeps working.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import NamedTuple
 
@@ -281,6 +282,16 @@ class UnknownBatchSizeError(DataError, AttributeError):
 
     Give the loader a `batch_size`, or do not ask for the size.
     """
+
+
+@contextmanager
+def undone_by(undo: Callable[[], object]) -> Iterator[None]:
+    """Undo what was begun where the block raises, whatever that is."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 def expect(fits: bool, value: object, needed: str, todo: str) -> None:

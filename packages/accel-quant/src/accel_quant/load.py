@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from accel_bigmodel import (
 )
 from accel_bigmodel.checkpoint.read import Checkpoint, open_checkpoint
 from accel_bigmodel.device_map.check import check_devices
-from accel_core.errors import OffloadError, OffloadFolderError, QuantizationError
+from accel_core.errors import OffloadError, OffloadFolderError, QuantizationError, undone_by
 from accel_core.logging import get_logger
 from accel_core.modules.ties import find_tied_parameters
 from accel_quant import layers
@@ -91,7 +91,7 @@ def load_and_quantize_model(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     shared = find_tied_parameters(model)
     layers.replace_with_bnb_layers(model, config, modules_to_not_convert=left_out)
-    try:
+    with undone_by(lambda: _put_back(model, before, trained)):
         places = get_quantized_model_device_map(
             model, config, device_map, max_memory=max_memory, no_split_module_classes=no_split_module_classes
         )
@@ -104,11 +104,6 @@ def load_and_quantize_model(
         loader = WeightLoader(model, config, places, offload_folder, shared)
         if source is not None:
             loader.check(source)
-    except BaseException:
-        _put_back(model, before)
-        for parameter in trained:
-            parameter.requires_grad_(True)  # packed layers share their biases with those that they replace
-        raise
     if source is not None:
         loader.load_from_checkpoint(source)
     else:
@@ -171,10 +166,12 @@ def _check_folder(places: Mapping[str, Any], offload_folder: str | os.PathLike[s
         ) from failure
 
 
-def _put_back(model: nn.Module, before: Mapping[str, nn.Module]) -> None:
+def _put_back(model: nn.Module, before: Mapping[str, nn.Module], trained: Sequence[nn.Parameter]) -> None:
     """Restore the original layers of a model."""
     for name, layer in before.items():
         path, _, leaf = name.rpartition(".")
         parent = model.get_submodule(path)
         if getattr(parent, leaf) is not layer:
             setattr(parent, leaf, layer)
+    for parameter in trained:
+        parameter.requires_grad_(True)  # packed layers share their biases with those that they replace

@@ -28,7 +28,7 @@ import torch
 from torch.distributed import AllreduceOptions, Work
 
 from accel_core.comm.control import Channel
-from accel_core.errors import StateError
+from accel_core.errors import StateError, undone_by
 from accel_core.host import environ
 from accel_core.logging import get_logger
 from accel_core.options.engines import load
@@ -322,12 +322,13 @@ class Replicas:
         is_alone = self.place[1] == 1
         self._average.lay_out(parameters, early and not is_alone)
         self._tell(where if self._is_as_before() else _VOID)
-        try:
-            yield
-        except BaseException:
+
+        def give_up() -> None:
             self._average.stop()
             self._fail(RuntimeError("a backward pass failed"))
-            raise
+
+        with undone_by(give_up):
+            yield
         if self._heard() is not None and not is_alone:
             self._average.finish()
         if self._average.was_early:

@@ -15,7 +15,7 @@ from accel_bigmodel.gguf.header import GgufForm, GgufHeader, library
 from accel_bigmodel.gguf.packed import GGUF, GgufWeight
 from accel_bigmodel.offload.index import InFile, MappedFile
 from accel_core.checkpoint.tensor_file import StoredTensor
-from accel_core.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
+from accel_core.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, undone_by
 from accel_core.host.availability import is_transformers_available
 from accel_core.modules.traversal import owner_of
 from accel_core.modules.unwrap import canonical_name
@@ -205,14 +205,15 @@ def packed_while_loading(
             dtype = dtype_for(name, parameter) or parameter.dtype
             made[id(parameter)] = GGUF.move(weight.to(dtype), torch.device("meta"))
     before: list[tuple[dict[str, Any], str, nn.Parameter]] = []
-    try:
+
+    def put_back() -> None:
+        for parameters, key, parameter in before:
+            parameters[key] = parameter
+
+    with undone_by(put_back):
         for name, parameter in own:
             if id(parameter) in made:
                 owner, key = owner_of(model, name)
                 before.append((owner._parameters, key, parameter))
                 owner._parameters[key] = made[id(parameter)]
         yield
-    except BaseException:
-        for parameters, key, parameter in before:
-            parameters[key] = parameter
-        raise

@@ -24,7 +24,7 @@ from accel_bigmodel.placement import retie_parameters, set_module_tensor_to_devi
 from accel_bigmodel.sizes import named_tensors
 from accel_core._records import record
 from accel_core.checkpoint.remote.weights import local_weights
-from accel_core.errors import CheckpointMismatchError, OffloadError, OffloadFolderError
+from accel_core.errors import CheckpointMismatchError, OffloadError, OffloadFolderError, undone_by
 from accel_core.logging import get_logger
 from accel_core.modules import packed
 from accel_core.modules.sizes import as_dtype
@@ -218,16 +218,16 @@ def load(
     with together("compare a checkpoint with the model", share=from_rank0):
         plan = _checked_plan(placement, source, options)
     kept = [(name, tensor, tensor.data) for name, tensor in named_tensors(model) if not tensor.is_meta]
-    try:
-        with together("load a checkpoint", share=from_rank0):
-            index = _fill(model, plan, options)
-    except BaseException:  # a disk is full, say
+
+    def put_back() -> None:
         for name, tensor, data in kept:
             store, key = _place_of(model, name)
             store[key] = tensor
             if type(tensor) is nn.Parameter:
                 tensor.data = data
-        raise
+
+    with undone_by(put_back), together("load a checkpoint", share=from_rank0):  # a disk is full, say
+        index = _fill(model, plan, options)
     if index:
         model.__dict__[_INDEX] = {**loading_index(model), **index}
     retie_parameters(model, placement.tied)

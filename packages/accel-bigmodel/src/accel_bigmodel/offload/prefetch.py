@@ -18,6 +18,7 @@ from accel_bigmodel.offload.index import MappedFile
 from accel_bigmodel.offload.schedule import Block
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
 from accel_core._records import record
+from accel_core.errors import undone_by
 from accel_core.modules.sizes import convert_file_size_to_int
 
 
@@ -214,11 +215,12 @@ class StreamTransport:
 
     def finish(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> Weights:
         """Make the computing stream wait for the copy, and tell the allocator that it uses the memory."""
-        try:
-            weights, event = ticket.result()
-        except BaseException:
+
+        def give_up() -> None:
             self._there -= block.nbytes
-            raise
+
+        with undone_by(give_up):
+            weights, event = ticket.result()
         stream = torch.accelerator.current_stream(self.device)
         stream.wait_event(event)
         for tensor in weights.tensors:

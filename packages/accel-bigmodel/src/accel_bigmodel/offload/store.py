@@ -14,7 +14,7 @@ from accel_bigmodel.offload.index import MappedFile
 from accel_core.checkpoint.manifest import check_name, read_json
 from accel_core.checkpoint.tensor_file import StoredTensor
 from accel_core.comm.transport import memory_of
-from accel_core.errors import CheckpointError, ConfigurationError, OffloadError, UnsafeCheckpointError
+from accel_core.errors import CheckpointError, ConfigurationError, OffloadError, UnsafeCheckpointError, undone_by
 from accel_core.modules.sizes import as_dtype
 
 INDEX_NAME = "index.json"
@@ -70,13 +70,10 @@ def _write_whole(path: Path, content: bytes | memoryview) -> None:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     part = path.with_name(f".{os.getpid()}-{threading.get_ident()}.part")
     part.unlink(missing_ok=True)
-    try:
+    with undone_by(lambda: part.unlink(missing_ok=True)):
         with open(part, "xb") as file:
             file.write(content)
         os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def _data_file(folder: str | os.PathLike[str], weight_name: str) -> Path:

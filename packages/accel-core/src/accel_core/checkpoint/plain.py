@@ -12,7 +12,7 @@ import torch
 from accel_core.checkpoint import model, names, optimizer, pickles, tensor_file
 from accel_core.checkpoint.format import CheckpointFormat, FilePart, Part, Run, SaveRequest, Source
 from accel_core.checkpoint.report import Restoration
-from accel_core.errors import CheckpointError
+from accel_core.errors import CheckpointError, undone_by
 from accel_core.mesh.tensor import is_spread
 from accel_core.modules.unwrap import extract_model_from_parallel
 from accel_core.process.world import ensure
@@ -118,15 +118,12 @@ def save(
         return
     path = Path(f)
     staging = path.with_name(f"{names.HIDDEN}{names.fresh_id()}")
-    try:
+    with undone_by(lambda: staging.unlink(missing_ok=True)):
         if safe_serialization:
             tensor_file.write_tensors(staging, obj)
         else:
             pickles.write_object(staging, obj)
         os.replace(staging, path)
-    except BaseException:
-        staging.unlink(missing_ok=True)
-        raise
     if safe_serialization:
         tensor_file.warn_of_shared(obj)
 

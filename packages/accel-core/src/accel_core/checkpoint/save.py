@@ -36,7 +36,7 @@ from accel_core.checkpoint.staging import Buffers
 from accel_core.checkpoint.storage import Storage, place_of, storage_of
 from accel_core.comm.arrival import arrive
 from accel_core.comm.transport import BACKGROUND
-from accel_core.errors import CheckpointError, ConfigurationError
+from accel_core.errors import CheckpointError, ConfigurationError, undone_by
 from accel_core.host.run_card import card
 from accel_core.mesh.tensor import is_spread
 from accel_core.plugins.project import ProjectConfiguration
@@ -93,7 +93,7 @@ def save_state(
     storage.begin(ranks, identity, numbered=numbered)
     transaction = Transaction(run, storage, identity, written_at, numbered=numbered, alone=alone)
     doing = f"Collecting the state for the checkpoint {str(given)!r}"
-    try:
+    with undone_by(storage.abort):
         with ranks.together(doing):
             weights = run.strategy.format.weights(run)
             for hook in list(run.save_state_pre_hooks.values()):
@@ -112,9 +112,6 @@ def save_state(
                 _buffers.begin()
                 pieces = [each.snapshot(_buffers) for each in pieces]
                 _buffers.end()
-    except BaseException:
-        storage.abort()
-        raise
     # In the background over a gloo group of its own, so that the save does not disturb the collectives of training.
     own = ranks if blocking or alone else Ranks(run.world, "save_state in the background", group_name=BACKGROUND)
 
@@ -212,7 +209,7 @@ class Transaction:
     def finish(self, parts: Sequence[Part], hooked: Sequence[str], ranks: Ranks) -> None:
         """Write, agree, complete and put in place; every rank calls it and leaves when all is done."""
         storage, target = self.storage, str(self.storage.target)
-        try:
+        with undone_by(storage.abort):
             with ranks.together(f"Writing the checkpoint {target!r}"):
                 entries = self._write(parts, hooked)
             notes = self._notes(parts, ranks)
@@ -226,9 +223,6 @@ class Transaction:
             with ranks.together(doing, _AFTER_COMMIT):
                 if storage.leads:
                     self._commit(entries, found, fits=not any(differ))
-        except BaseException:
-            storage.abort()
-            raise
         limit = self.run.project.total_limit
         if limit is not None and self.numbered and storage.leads:
             storage.prune(limit)

@@ -20,7 +20,7 @@ from accel_core.checkpoint.remote.weights import local_weights, put_weights
 from accel_core.checkpoint.report import RestoreReport
 from accel_core.checkpoint.shards import open_weights
 from accel_core.checkpoint.tensor_file import SpreadWeight, bytes_of, in_file_order
-from accel_core.errors import CheckpointError
+from accel_core.errors import CheckpointError, undone_by
 from accel_core.mesh.tensor import is_spread, whole, whole_on_first
 from accel_core.modules import offloaded
 from accel_core.modules.sizes import convert_file_size_to_int
@@ -69,7 +69,7 @@ def save_model(
     turns = _Turns(state, limit, safe_serialization, first_only=first_only)
     if not turns.left:
         if writes:
-            if any(getattr(value, "is_meta", False) for value in state.values()):
+            if any(isinstance(value, Tensor) and value.is_meta for value in state.values()):
                 inner = extract_model_from_parallel(model, keep_torch_compile=False)
                 state = {canonical_name(name): value for name, value in offloaded.state_dict(inner).items()}
             _write_and_warn(folder, split(state, limit), safe_serialization)
@@ -134,7 +134,7 @@ def _replace(folder: Path, files: Mapping[str, Mapping[str, Any]], safe: bool) -
     """Write shards and their index, and let them take the places of the weights before: all of them or none."""
     staging = commit.stage(folder, names.fresh_id())
     index = names.SAFE_WEIGHTS_INDEX_NAME if safe else names.WEIGHTS_INDEX_NAME
-    try:
+    with undone_by(lambda: commit.clear(staging)):
         for name, shard in files.items():
             (tensor_file.write_tensors if safe else _write_gathered)(staging / name, shard)
         if len(files) > 1:
@@ -145,14 +145,11 @@ def _replace(folder: Path, files: Mapping[str, Mapping[str, Any]], safe: bool) -
         stale = {name for name in shards if name.removesuffix(".index.json").endswith(suffix)}
         # The index tells readers that shards are complete.
         commit.publish(staging, folder, stale=stale - commit.files_in(staging).keys(), last=[index])
-    except BaseException:
-        commit.clear(staging)
-        raise
 
 
 def _write_gathered(path: Path, shard: Mapping[str, Any]) -> Entry:
     """Write a shard with `torch.save`, which needs all of it at once, and would write empty tensors too."""
-    empty = [name for name, value in shard.items() if getattr(value, "is_meta", False)]
+    empty = [name for name, value in shard.items() if isinstance(value, Tensor) and value.is_meta]
     if empty:
         raise CheckpointError(
             f"A file of weights holds tensors with data only; got {', '.join(empty)} on the meta device. Give the "

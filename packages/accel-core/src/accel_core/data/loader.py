@@ -33,7 +33,7 @@ from accel_core.data.shard import StepCounts
 from accel_core.data.transfer import placed
 from accel_core.data.uneven import synchronized_batches
 from accel_core.data.workers import ignore_sigterm
-from accel_core.errors import CheckpointMismatchError
+from accel_core.errors import CheckpointMismatchError, undone_by
 from accel_core.host.run_card import card
 from accel_core.logging import get_logger
 from accel_core.options.enums import RNGType
@@ -395,13 +395,10 @@ class DataLoaderShard(PreparedLoader):
     def _read(self) -> Iterator[Any]:
         epoch = self._prologue()
         # Outside of `_reading`: an iteration that could not begin is over, while one that is broken off stays open.
-        try:
+        with undone_by(self.end):
             # A state is exact only without reading further ahead.
             overlapped = self._non_blocking and not self.use_stateful_dataloader
             stream = placed(self._open(epoch), self.device, overlapped=overlapped)
-        except BaseException:
-            self.end()
-            raise
         with self._reading(epoch):
             steps = None if self.use_stateful_dataloader else self._steps(epoch.begins_at)
             if self._meets_ranks():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any
 
 from accel_core.errors import MissingDependencyError
+from accel_core.host.availability import imported
 
 
 def bitsandbytes() -> Any:
@@ -24,5 +24,4 @@ def bitsandbytes() -> Any:
 
 def is_instance(value: object, *names: str) -> bool:
     """Return whether a value is of a class of `bitsandbytes.nn`; false if the library was never imported."""
-    classes = getattr(sys.modules.get("bitsandbytes"), "nn", None)
-    return any(isinstance(value, getattr(classes, name)) for name in names) if classes is not None else False
+    return any(isinstance(value, imported(f"bitsandbytes.nn:{name}") or ()) for name in names)

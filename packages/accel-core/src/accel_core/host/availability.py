@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 from accel_core.host import environ
 from accel_core.host.installed import version_of
@@ -37,6 +39,12 @@ def has_module(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):  # the package above it is not installed, or has no spec
         return False
+
+
+def imported(path: str) -> Any:
+    """Return what `module:name` names, or `None` where nobody has imported the module."""
+    module, _, name = path.partition(":")
+    return getattr(sys.modules.get(module), name, None)
 
 
 def is_cuda_available() -> bool:

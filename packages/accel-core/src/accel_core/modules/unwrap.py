@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Container
+from types import MethodType
 from typing import Any
 
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from accel_core.host.availability import imported
 from accel_core.modules.compilation import has_compiled_regions, is_compiled_module, like_compiled
 from accel_core.options.engines import engines
 
@@ -30,8 +32,7 @@ def _contains(model: object) -> bool:
 
 def _containers() -> tuple[type[Any], ...]:
     """Return the wrapper classes that are registered, and those of engines that are imported."""
-    named = (kind.partition(":") for engine in engines().values() for kind in engine.containers)
-    found = (getattr(sys.modules.get(module), name, None) for module, _, name in named)
+    found = (imported(path) for engine in engines().values() for path in engine.containers)
     return (*_registered, *(kind for kind in found if kind is not None))
 
 
@@ -94,7 +95,8 @@ def _restore_forward(model: torch.nn.Module | None) -> None:
     if model is None or "_original_forward" not in model.__dict__:
         return
     original = model.__dict__.pop("_original_forward")
-    if getattr(original, "__self__", None) is model and getattr(type(model), "forward", None) is original.__func__:
+    own = original.__func__ if isinstance(original, MethodType) and original.__self__ is model else None
+    if own is type(model).forward:
         model.__dict__.pop("forward", None)
     else:
         model.forward = original
@@ -119,7 +121,12 @@ def ddp_of(model: object) -> DistributedDataParallel | None:
     return model if isinstance(model, DistributedDataParallel) else None
 
 
+def ignored_by_ddp(model: torch.nn.Module) -> Container[str]:
+    """Return the names of the parameters and buffers that DDP is told to ignore."""
+    return getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+
+
 def trained_by_ddp(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Return the parameters of a model that train and that DDP does not ignore, by name."""
-    left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    left_out = ignored_by_ddp(model)
     return {name: each for name, each in model.named_parameters() if each.requires_grad and name not in left_out}

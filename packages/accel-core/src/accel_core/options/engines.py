@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import operator
-import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from accel_core._records import record
 from accel_core.errors import MissingDependencyError
 from accel_core.host import environ, installed
-from accel_core.host.availability import OLDEST_TORCHAO, has_module
+from accel_core.host.availability import OLDEST_TORCHAO, has_module, imported
 from accel_core.host.versions import compare_versions
 
 GROUP = "accel.engines"
@@ -115,10 +114,7 @@ class Engine:
 
     def own(self, plugins: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the plugins that belong to this engine."""
-        module, _, name = self.plugin.partition(":")
-        if module not in sys.modules:  # nobody can have made a plugin whose module was never imported
-            return ()
-        kind: type = getattr(sys.modules[module], name)
+        kind = imported(self.plugin) or ()  # nobody can have made a plugin whose module was never imported
         return tuple(plugin for plugin in plugins if isinstance(plugin, kind))
 
     def presence(self) -> Presence:

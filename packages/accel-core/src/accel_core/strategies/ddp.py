@@ -18,7 +18,7 @@ from accel_core.comm.control import in_step
 from accel_core.errors import PartView, PreparationError
 from accel_core.host import environ
 from accel_core.logging import get_logger
-from accel_core.modules.unwrap import ddp_of, trained_by_ddp
+from accel_core.modules.unwrap import ddp_of, ignored_by_ddp, trained_by_ddp
 from accel_core.options.enums import DistributedType
 from accel_core.plugins.handlers import DistributedDataParallelKwargs
 from accel_core.strategies.bundle import Bundle
@@ -72,7 +72,7 @@ class DataParallelStrategy(Strategy):
             wrapper = self._wrap(model) if trained else None
             self._known[model] = known = _Known(model, wrapper, trained)
             self._checked.append(ref(known))
-        left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+        left_out = ignored_by_ddp(model)
         rest = [each for name, each in model.named_parameters() if not each.requires_grad and name not in left_out]
         known.frozen = [ref(each) for each in rest]
         return wrapper if trained and wrapper is not None else model
@@ -209,7 +209,7 @@ class _Known:
 
 def _views(model: torch.nn.Module) -> dict[str, PartView]:
     """Describe what DDP synchronizes: parameters that train, and buffers."""
-    left_out = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+    left_out = ignored_by_ddp(model)
     buffers = [(name, each) for name, each in model.named_buffers() if name not in left_out]
     return {
         name: PartView("lazy") if is_lazy(each) else PartView(str(each.dtype).removeprefix("torch."), tuple(each.shape))

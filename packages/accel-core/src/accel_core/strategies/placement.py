@@ -72,6 +72,11 @@ def refuse_sharded(model: torch.nn.Module) -> None:
         )
 
 
+def is_loaded_in(model: torch.nn.Module, bits: int) -> bool:
+    """Return whether transformers says that bitsandbytes packed a model in 8 or 4 bits."""
+    return bool(getattr(model, f"is_loaded_in_{bits}bit", False))
+
+
 def refuse_misplaced(model: torch.nn.Module, device: torch.device) -> None:
     """Refuse a model quantized by bitsandbytes whose weights are not where this process computes.
 
@@ -80,7 +85,7 @@ def refuse_misplaced(model: torch.nn.Module, device: torch.device) -> None:
     Raises:
         PreparationError: The device map names another device alone, or the disk.
     """
-    if not (getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)):
+    if not (is_loaded_in(model, 8) or is_loaded_in(model, 4)):
         return
     places: set[_Place] = {place for each in _maps(model) for place in each.values()}
     elsewhere = len(places) == 1 and not _is_here(next(iter(places)), device)

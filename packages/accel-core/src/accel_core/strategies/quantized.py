@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from torch import nn
 
 from accel_core.comm.control import Channel
 from accel_core.errors import PreparationError
+from accel_core.host.availability import imported
 from accel_core.process.world import World
 from accel_core.strategies.fingerprint import fingerprint_of
+from accel_core.strategies.placement import is_loaded_in
 
 
 def refuse_packed(
@@ -24,8 +24,8 @@ def refuse_packed(
             whose storage would be cast, or with statistics that are not those of the first rank.
     """
     four = _parameters_of(model, "Params4bit")
-    in_eight = getattr(model, "is_loaded_in_8bit", False) or bool(_parameters_of(model, "Int8Params"))
-    if in_eight or ((four or getattr(model, "is_loaded_in_4bit", False)) and device.type == "cpu"):
+    in_eight = is_loaded_in(model, 8) or bool(_parameters_of(model, "Int8Params"))
+    if in_eight or ((four or is_loaded_in(model, 4)) and device.type == "cpu"):
         raise PreparationError(
             f"Weights packed by bitsandbytes cannot be sharded in this form; got {type(model).__name__} in "
             f"{'8' if in_eight else '4'} bits on {device.type}. "
@@ -49,7 +49,7 @@ def refuse_packed(
 
 def _parameters_of(model: nn.Module, kind: str) -> dict[str, nn.Parameter]:
     """Return the parameters of a class of bitsandbytes, by name; there are none where nobody imported it."""
-    found = getattr(getattr(sys.modules.get("bitsandbytes"), "nn", None), kind, ())
+    found = imported(f"bitsandbytes.nn:{kind}") or ()
     return {name: parameter for name, parameter in model.named_parameters() if isinstance(parameter, found)}
 
 

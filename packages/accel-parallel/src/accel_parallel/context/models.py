@@ -7,7 +7,6 @@ its inputs are completed before its forward pass: it is given the mask that it w
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from accel_core.errors import EngineUnavailableError, PreparationError
+from accel_core.host.availability import imported
 from accel_parallel.context.exchange import gather_whole
 from accel_parallel.context.order import Share
 
@@ -125,8 +125,7 @@ class CompleteInputs:
         Raises:
             EngineUnavailableError: The installed transformers cannot be asked, or does not know for this model.
         """
-        library = sys.modules.get("transformers.masking_utils")
-        make = getattr(library, "create_masks_for_generate", None)
+        make = imported("transformers.masking_utils:create_masks_for_generate")
         masks: Any = mask
         if make is not None:
             # Only its shape, dtype and device are read.

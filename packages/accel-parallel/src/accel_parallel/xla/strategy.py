@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +10,7 @@ import torch.distributed as dist
 
 from accel_core.devices import xla
 from accel_core.errors import CheckpointError, ConfigurationError, PreparationError
+from accel_core.host.availability import imported
 from accel_core.mesh.layout import Layout
 from accel_core.optim.optimizer import Stepper
 from accel_core.options.engines import engines
@@ -119,12 +119,7 @@ class XlaStrategy(MeshStrategy):
 
 def _is_sharded(model: torch.nn.Module) -> bool:
     """Return whether torch_xla shards a model; its classes are looked up only where they were imported."""
-    for wrapper in engines()["xla"].containers:
-        module, _, name = wrapper.partition(":")
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is not None and isinstance(model, kind):
-            return True
-    return False
+    return any(isinstance(model, imported(wrapper) or ()) for wrapper in engines()["xla"].containers)
 
 
 def _holds(model: torch.nn.Module, parameters: Sequence[torch.Tensor]) -> bool:

@@ -28,6 +28,7 @@ from accel_core.comm.arrival import arrive
 from accel_core.comm.control import Channel
 from accel_core.data.loader import PreparedLoader
 from accel_core.data.rows import count_rows
+from accel_core.devices.device import module_of
 from accel_core.devices.memory import peak_memory
 from accel_core.errors import ConfigurationError, EngineUnavailableError
 from accel_core.extension import Extension
@@ -148,7 +149,7 @@ def _peak_flops(device: torch.device, dtype: torch.dtype | None) -> float | None
         return None
     if device.type == "cpu":
         return _measured(dtype)
-    named = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    named = getattr(module_of(device.type), "get_device_name", None)
     words = set(re.split(r"[\s-]+", named(device).upper())) if named is not None else set()
     # From torch 2.9 on there is a newer setting, and who used it may not ask for the older one.
     exact = getattr(torch.backends.cuda.matmul, "fp32_precision", None) or torch.get_float32_matmul_precision()
@@ -235,11 +236,8 @@ class Meter(Extension):
         self.is_apart = False  # whether ranks make different numbers of steps
         self._world = strategy.world
         runtime.meter = self
-        self._event: type[torch.Event] | None = (
-            None
-            if self._world.device.type == "cpu"
-            else getattr(getattr(torch, self._world.device.type, None), "Event", None)
-        )
+        kind = self._world.device.type
+        self._event: type[torch.Event] | None = None if kind == "cpu" else getattr(module_of(kind), "Event", None)
         self._clock: Callable[[], Any] = time.perf_counter if self._event is None else self._mark_stream
         self._thread, self._counting = threading.get_ident(), settings.flops == "auto"
         self._models = weakref.WeakSet[torch.nn.Module]()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from accel_bigmodel.sizes import named_tensors
+from accel_core.devices.device import module_of
 from accel_core.errors import DeviceMapError, DeviceUnavailableError
 from accel_core.logging import get_logger
 from accel_core.modules.compilation import is_compiled_module
@@ -113,7 +114,7 @@ def check_devices(device_map: Mapping[str, AnyDevice]) -> None:
             continue
         else:
             wanted = _as_torch(device, name)
-            module = getattr(torch, wanted.type, None)
+            module = module_of(wanted.type)
             if module is None or not hasattr(module, "device_count"):
                 continue
             index, count = wanted.index or 0, int(module.device_count())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from accel_core.checkpoint.digest import digest_of_bytes
+from accel_core.devices.device import module_of
 from accel_core.errors import CheckpointMismatchError
 from accel_core.process.world import World
 
@@ -95,6 +96,5 @@ def _device_key(world: World) -> str:
 
 
 def _device_states(world: World) -> object:
-    module = getattr(torch, world.device.type, None)
-    everything = getattr(module, "get_rng_state_all", None)
+    everything = getattr(module_of(world.device.type), "get_rng_state_all", None)
     return everything() if everything is not None else world.hardware.rng_state()

@@ -10,6 +10,7 @@ import torch
 
 from accel_core.comm.batch import send_to_device
 from accel_core.comm.tree import tree_leaves
+from accel_core.devices.device import module_of
 
 _END = object()
 
@@ -19,7 +20,7 @@ def placed(stream: Iterator[Any], device: torch.device | None, *, overlapped: bo
     # Where there is no accelerator, all tensors lie on the CPU already.
     if device is None or (device.type == "cpu" and not torch.accelerator.is_available()):
         return stream
-    module = getattr(torch, device.type, None)
+    module = module_of(device.type)
     beside = overlapped and device.type != "cpu"  # nobody who reads memory of the host waits for a copy into it
     if beside and hasattr(module, "Stream") and hasattr(module, "stream"):
         return _overlapped(stream, device, module)

@@ -13,6 +13,11 @@ from accel_core.options.enums import DistributedType
 from accel_core.options.hardware import Hardware
 
 
+def module_of(kind: str) -> Any:
+    """Return the module of torch that drives a kind of device, or `None`."""
+    return getattr(torch, kind, None)
+
+
 class Device:
     """One kind of hardware.
 
@@ -43,7 +48,7 @@ class Device:
         Raises:
             DeviceUnavailableError: The installed torch has no such module.
         """
-        module = getattr(torch, self.name, None)
+        module = module_of(self.name)
         if not isinstance(module, ModuleType):
             raise DeviceUnavailableError(
                 f"A device has to be one that torch drives; got {self.name!r} and torch {torch.__version__}. "
@@ -53,7 +58,7 @@ class Device:
 
     def is_available(self) -> bool:
         """Return whether torch was built for this device, or an extension taught it, and it sees one."""
-        module = getattr(torch, self.name, None)
+        module = module_of(self.name)
         with environ.patch_environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):  # else forks could not use CUDA any more
             return module is not None and bool(module.is_available())
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from accel_core.devices import registry
+from accel_core.devices.device import module_of
 from accel_core.errors import OutOfMemoryError
 
 _SHRINK = 0.9
@@ -52,7 +53,7 @@ def release_memory(*objects: object) -> list[None]:
 
 def peak_memory(device: torch.device) -> int:
     """Return the most bytes that were allocated: on a device if torch counts them, else by this process."""
-    most = getattr(getattr(torch, device.type, None), "max_memory_allocated", None)
+    most = getattr(module_of(device.type), "max_memory_allocated", None)
     if device.type != "cpu" and most is not None:
         return int(most(device))
     # In bytes on macOS, in KiB elsewhere.

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from accel_core.devices.device import module_of
 from accel_core.devices.memory import peak_memory, should_reduce_batch_size
 from accel_core.host.run_card import MEMORY_RAN_OUT
 from accel_core.mesh.tensor import local_memory
@@ -70,7 +71,7 @@ def _lines(trace: TracebackType | None, device: torch.device) -> Iterator[str]:
         rest = " …" if len(names) > _SHOWN else ""
         yield f"  {kind:<16}  {written_size(names.total()):>10}  {', '.join(largest)}{rest}"
     known = sum(names.total() for names in held.values())
-    allocated = getattr(getattr(torch, device.type), "memory_allocated", None)
+    allocated = getattr(module_of(device.type), "memory_allocated", None)
     if device.type == "cpu" or allocated is None:
         most = written_size(peak_memory(torch.device("cpu")))
         yield f"  {'the process':<16}  {most:>10}  at its most, with what is kept for backward"

@@ -478,7 +478,7 @@ def _override_even_batches(loaders: Sequence[Any], even_batches: bool) -> list[t
     """Set `even_batches` of the map-style loaders, and return their samplers with what each had before."""
     changed: list[tuple[Any, bool]] = []
     for loader in loaders:
-        sampler = getattr(loader, "batch_sampler", None) if isinstance(loader, PreparedLoader) else None
+        sampler = loader.batch_sampler if isinstance(loader, PreparedLoader) else None
         if sampler is not None and hasattr(sampler, "even_batches"):
             changed.append((sampler, sampler.even_batches))
             sampler.even_batches = even_batches
@@ -503,7 +503,7 @@ def _warn_of_bypassed(models: Sequence[torch.nn.Module]) -> None:
     wrapped = [each for each in models if isinstance(each, DistributedDataParallel)]
     traced = any(is_compiled_module(each) or compiles_itself(each) for each in models)
     # torch's own mark of a first forward pass, which it does not set in one that it compiles
-    if wrapped and not traced and not any(getattr(each, "_lazy_init_ran", True) for each in wrapped):
+    if wrapped and not traced and not any(each._lazy_init_ran for each in wrapped):
         _logger.warning(
             "backward() got a loss that no prepared model computed, so ranks do not average its gradients. Use what "
             "prepare() returns: model, optimizer, loader = accelerator.prepare(model, optimizer, loader)."

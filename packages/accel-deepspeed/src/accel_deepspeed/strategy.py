@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ReferenceType, ref
 
 import torch
+from torch.utils.data import DataLoader
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_core.data.samplers import batch_size_of
 from accel_core.errors import (
     EngineUnavailableError,
     PreparationError,
@@ -318,11 +320,10 @@ class DeepSpeedStrategy(Strategy):
         """Return the batch size of each loader on this rank."""
         return [self._batch_of(slot.given) for slot in bundle.loaders]
 
-    def _batch_of(self, loader: object) -> int | None:
+    def _batch_of(self, loader: DataLoader[Any]) -> int | None:
         """Return the batch size of a loader on this rank; `None` for a loader without one."""
-        sampler = getattr(loader, "batch_sampler", None)
-        size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
-        if not isinstance(size, int):  # it comes from the configuration then
+        size = batch_size_of(loader)
+        if size is None:  # it comes from the configuration then
             return None
         return size // self.layout.replicas if self.parts.data.split_batches else size
 
@@ -508,7 +509,7 @@ def _schedule_of(bundle: Bundle, optimizer: Slot | None) -> Slot | None:
     for slot in bundle.schedulers:
         if isinstance(slot.given, AcceleratedScheduler):  # prepared before
             continue
-        if getattr(slot.given, "optimizer", None) is optimizer.given:
+        if slot.given.optimizer is optimizer.given:
             return slot
     return None
 

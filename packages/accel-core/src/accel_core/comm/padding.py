@@ -53,7 +53,7 @@ def pad_across_processes(tensor: Nest, dim: int = 0, pad_index: float = 0, pad_f
 
 
 def _warn_of_nested(tensor: torch.Tensor) -> torch.Tensor:
-    if getattr(tensor, "is_nested", False):
+    if tensor.is_nested:
         warnings.warn(
             "A nested tensor has no single size to pad to; it was left as it is. "
             "Call .to_padded_tensor(value) on it before padding.",

@@ -13,13 +13,13 @@ from accel_core.comm.collectives import gather
 from accel_core.comm.control import Channel
 from accel_core.comm.objects import check_items
 from accel_core.comm.tree import recursively_apply, tree_leaves
+from accel_core.data.base import LoaderBase
 from accel_core.data.rows import count_rows, is_array, join_rows, take_rows
-from accel_core.data.shard import ShardSpec, StepCounts
+from accel_core.data.shard import StepCounts
 from accel_core.errors import DataError, RankDisagreementError, expect
 from accel_core.process.world import World, ensure
 
 if TYPE_CHECKING:
-    from accel_core.data.settings import LoaderSettings
     from accel_core.state.gradient import GradientState
 
 
@@ -45,7 +45,8 @@ def gather_for_metrics(
     single = not hasattr(use_gather_object, "__len__")
     expect(single, use_gather_object, "gather_for_metrics takes one nest", "Write gather_for_metrics((first, second)).")
     world = ensure()
-    loader = gradient_state.active_dataloader
+    active = gradient_state.active_dataloader
+    loader = active if isinstance(active, LoaderBase) else None
     _refuse_cut(input_data, loader)
     if world.size == 1:
         whole = gather(input_data) if not use_gather_object and _all_tensors(input_data) else input_data
@@ -70,10 +71,9 @@ def gather_for_metrics(
     return _to_device(merged, input_data)
 
 
-def _refuse_cut(value: object, loader: object) -> None:
+def _refuse_cut(value: object, loader: LoaderBase | None) -> None:
     """Refuse rows of samples that are cut over ranks: one rank's part of them would count for all."""
-    settings: LoaderSettings | None = getattr(loader, "settings", None)
-    if settings is None or not settings.cut:
+    if loader is None or not loader.settings.cut:
         return
     if any(not isinstance(leaf, torch.Tensor) or leaf.dim() for leaf in tree_leaves(value)):
         raise DataError(
@@ -96,10 +96,9 @@ def _chosen(counts: StepCounts, ranks: Sequence[int]) -> list[int | tuple[int, i
     return [(counts.rows[rank], counts.real[rank]) for rank in ranks]
 
 
-def _counts_of_ranks(loader: object, world: World) -> tuple[StepCounts | None, list[int]]:
+def _counts_of_ranks(loader: LoaderBase | None, world: World) -> tuple[StepCounts | None, list[int]]:
     """Return what each rank of the world holds, and the ranks in the order of their samples."""
-    counts: StepCounts | None = getattr(loader, "counts", None)
-    parts: tuple[int, ...] = getattr(loader, "parts", None) or tuple(range(world.size))
+    counts, parts = (None, tuple(range(world.size))) if loader is None else (loader.counts, loader.parts)
     order = sorted(range(world.size), key=parts.__getitem__)
     readers = max(parts) + 1
     if len(parts) != world.size or (counts is not None and len(counts.rows) != readers):
@@ -114,20 +113,19 @@ def _counts_of_ranks(loader: object, world: World) -> tuple[StepCounts | None, l
     return counts.over(parts), order
 
 
-def _part_size(loader: object) -> int | None:
+def _part_size(loader: LoaderBase | None) -> int | None:
     """Return how many samples a rank holds in a full step, where that is fixed."""
-    spec: ShardSpec | None = getattr(loader, "spec", None)
-    return None if spec is None or spec.step_samples is None else spec.step_samples // spec.ranks
+    size = None if loader is None else loader.spec.step_samples
+    return None if loader is None or size is None else size // loader.spec.ranks
 
 
-def _cut_to_last_batch(value: object, loader: Any) -> object:
+def _cut_to_last_batch(value: object, loader: LoaderBase | None) -> object:
     """Cut tensors that have a row for each place of a full batch to the samples that the last batch holds."""
-    spec: ShardSpec | None = getattr(loader, "spec", None)
-    if spec is None or spec.batch_size is None:
+    full = None if loader is None else loader.spec.batch_size
+    if loader is None or full is None:
         return value
-    counts: StepCounts | None = loader.counts
+    counts = loader.counts
     held = counts.total if counts is not None else loader.remainder if loader.end_of_dataloader else 0
-    full = spec.batch_size
     if not 0 < held < full:
         return value
     return recursively_apply(lambda leaf: leaf[:held] if leaf.ndim and len(leaf) == full else leaf, value)
@@ -142,7 +140,7 @@ def _only_sizes_differ(failure: RankDisagreementError) -> bool:
     return bool(seen) and all(other == seen[0] for other in seen)
 
 
-def _may_be_samples(value: object, counts: StepCounts | None, loader: object) -> bool:
+def _may_be_samples(value: object, counts: StepCounts | None, loader: LoaderBase | None) -> bool:
     """Return whether a nest holds a list that has as many tensors as some rank has samples."""
     # Such a list may hold columns, or one tensor a sample (boxes of an image); no rank can tell by itself. All ranks
     # decide alike: lists of columns are equally long everywhere, and a list of samples has a length that is in the

@@ -89,7 +89,7 @@ def _generator_states(loader: LoaderBase) -> Order:
     return {name: generator.get_state() for name, generator in generators.items() if generator is not None}
 
 
-def _sampler_generator(loader: object) -> torch.Generator | None:
+def _sampler_generator(loader: LoaderBase) -> torch.Generator | None:
     generator = getattr(get_sampler(loader), "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
 

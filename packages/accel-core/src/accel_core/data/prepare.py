@@ -22,6 +22,7 @@ from accel_core.data.samplers import (
     IndexShard,
     IterableDatasetShard,
     SeedableRandomSampler,
+    batch_size_of,
     check_split,
     get_sampler,
 )
@@ -213,9 +214,8 @@ def _check_whole(dataloader: DataLoader[Any], ranks: int, *, sharding: str, spli
     """Refuse a loader that is split already, or whose batches cannot be."""
     if sharding == "auto" and ranks > 1:
         check_not_sharded(dataloader, ranks)
-    batches = dataloader.batch_sampler
-    if split_batches and batches is not None:
-        check_split(dataloader.batch_size or getattr(batches, "batch_size", None), ranks)
+    if split_batches and dataloader.batch_sampler is not None:
+        check_split(batch_size_of(dataloader), ranks)
 
 
 def _seedable(dataloader: DataLoader[Any], data_seed: int | None) -> dict[str, Any]:

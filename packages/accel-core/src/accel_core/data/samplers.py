@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils.data import (
     BatchSampler,
+    DataLoader,
     IterableDataset,
     RandomSampler,
     Sampler,
@@ -104,7 +105,10 @@ def _drawn(sampler: Sampler[int] | Iterable[int]) -> tuple[Sequence[int], Iterat
 class Around(BatchSampler):
     """A batch sampler that changes what another one gives."""
 
-    batch_sampler: BatchSampler
+    def __init__(self, batch_sampler: BatchSampler) -> None:
+        self.batch_sampler = batch_sampler
+        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
+        self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
 
     @property
     def sampler(self) -> Any:  # type: ignore[override]
@@ -139,16 +143,13 @@ class BatchSamplerShard(Around):
         split_batches: bool = False,
         even_batches: bool = True,
     ) -> None:
-        size: Any = getattr(batch_sampler, "batch_size", None)
+        super().__init__(batch_sampler)
         if split_batches:
-            check_split(size, num_processes)
-        self.batch_sampler = batch_sampler
+            check_split(self.batch_size, num_processes)
         self.num_processes = num_processes
         self.process_index = process_index
         self.split_batches = split_batches
         self.even_batches = even_batches
-        self.batch_size = size
-        self.drop_last = bool(getattr(batch_sampler, "drop_last", False))
         self.irregular: dict[int, StepCounts] = {}
 
     @property
@@ -328,11 +329,17 @@ class IterableDatasetShard(IterableDataset[Any]):
                     yield CountedSample(sample, counts)
 
 
-def get_sampler(dataloader: object) -> Any:
+def batch_size_of(dataloader: DataLoader[Any]) -> int | None:
+    """Return the size of a loader's batches, or `None` where they have no fixed one."""
+    size: Any = dataloader.batch_size or getattr(dataloader.batch_sampler, "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def get_sampler(dataloader: DataLoader[Any]) -> Any:
     """Return the sampler that decides the order of a loader's samples, or `None`."""
-    batches = getattr(dataloader, "batch_sampler", None)
+    batches: object = dataloader.batch_sampler
     if batches is None:
-        batches = getattr(dataloader, "sampler", None)
+        batches = dataloader.sampler
         if not isinstance(batches, BatchSampler):
             return batches
     while isinstance(inner := getattr(batches, "batch_sampler", None), BatchSampler):

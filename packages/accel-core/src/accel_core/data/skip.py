@@ -20,10 +20,8 @@ class SkipBatchSampler(Around):
     """A batch sampler without its first batches; none of their samples is read."""
 
     def __init__(self, batch_sampler: BatchSampler, skip_batches: int = 0) -> None:
-        self.batch_sampler = batch_sampler
+        super().__init__(batch_sampler)
         self.skip_batches = skip_batches
-        self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
-        self.drop_last = getattr(batch_sampler, "drop_last", False)
 
     def __iter__(self) -> Iterator[list[int]]:
         return itertools.islice(iter(self.batch_sampler), self.skip_batches, None)

@@ -211,7 +211,7 @@ def _initializers(modules: dict[str, nn.Module], name: str) -> Iterator[tuple[st
         chain.append(chain[-1].rpartition(".")[0])
     inner = [(canonical_name(each), modules[each]) for each in chain]
     for at, module in inner:
-        method = next((getattr(module, one) for one in _INITIALIZERS if callable(getattr(module, one, None))), None)
+        method = next(filter(callable, (getattr(module, one, None) for one in _INITIALIZERS)), None)
         if method is not None:
             yield at, method
     for place, (at, module) in enumerate(inner):

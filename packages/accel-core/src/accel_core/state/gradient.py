@@ -204,11 +204,11 @@ class GradientState:
 
     def _note_on_card(self, reading: _Reading) -> None:
         """Tell the launcher how fast an iteration was."""
-        loader = reading.loader()
+        loader: Any = reading.loader()
         size = getattr(getattr(loader, "spec", None), "step_samples", None)
         if card.wanted and size:
             began, before = reading.begun
-            remainder = int(getattr(loader, "remainder", -1)) if getattr(loader, "end_of_dataloader", False) else -1
+            remainder = loader.remainder if loader.end_of_dataloader else -1
             missing = size - remainder if remainder > 0 else 0
             card.epoch(loader, (reading.served - before) * size - missing, time.monotonic() - began)
 

@@ -188,7 +188,7 @@ class AcceleratorState(SharedState, ProcessControl):
         self.distributed_type = label
         PartialState._shared_state.update(distributed_type=label, backend=self.backend)
         ProcessControl._mains = mains
-        if self.deepspeed_plugins and not getattr(self.deepspeed_plugin, "selected", False):
+        if self.deepspeed_plugins and not self.deepspeed_plugin.selected:
             self.deepspeed_plugin.select(_from_accelerator_state=True)
 
     def __repr__(self) -> str:
@@ -223,7 +223,7 @@ class AcceleratorState(SharedState, ProcessControl):
     @property
     def is_fsdp2(self) -> bool:
         """Whether models are sharded in place (FSDP version 2)."""
-        return self.fsdp_plugin is not None and getattr(self.fsdp_plugin, "fsdp_version", 1) == 2
+        return self.fsdp_plugin is not None and self.fsdp_plugin.fsdp_version == 2
 
     @property
     def deepspeed_plugin(self) -> Any:

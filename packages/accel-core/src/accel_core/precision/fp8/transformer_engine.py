@@ -64,7 +64,7 @@ def _filled(layer: Any, library: ModuleType, kind: str, *sizes: int, **settings:
     settings["dtype" if library is torch.nn else "params_dtype"] = layer.weight.dtype
     new: torch.nn.Module = getattr(library, kind)(*sizes, **settings).to(layer.weight.device)
     for name, parameter in new.named_parameters():
-        parameter.copy_(getattr(layer, name))
+        parameter.copy_(layer.get_parameter(name))
     return new
 
 

@@ -19,20 +19,32 @@ _logger = logging.getLogger(__name__)
 
 _DEFAULTS: dict[str, Any] = {
     "add_bias_linear": True,
+    "bf16": None,
     "data_cache_path": None,
+    "data_path": None,
+    "decoder_start_token_id": None,
     "eod_token_id": None,
+    "eos_token_id": None,
+    "fp16": None,
+    "lr_warmup_init": 0.0,
     "make_vocab_size_divisible_by": 128,
+    "model_return_dict": True,
+    "model_type_name": None,
     "num_classes": None,
+    "num_experts": None,
+    "pad_token_id": None,
     "padded_vocab_size": None,
     "position_embedding_type": None,
     "reset_attention_mask": False,
     "reset_position_ids": False,
+    "return_logits": False,
     "rotary_base": 10000,
     "rotary_percent": 1.0,
     "seed": None,
     "swiglu": False,
     "untie_embeddings_and_output_weights": False,
     "use_rotary_position_embeddings": True,
+    "virtual_pipeline_model_parallel_size": None,
 }
 """Arguments that the engine reads itself, with their defaults; all others configure megatron-core."""
 
@@ -41,13 +53,9 @@ _INFORMATIVE = frozenset(
         "DDP_impl",
         "adam_beta1",
         "attention_backend",
-        "bf16",
         "consumed_samples",
-        "pad_token_id",
-        "decoder_start_token_id",
         "bert_binary_head",
         "data_parallel_size",
-        "data_path",
         "decoder_last_pipeline_num_layers",
         "decoder_num_layers",
         "decoder_seq_length",
@@ -55,10 +63,8 @@ _INFORMATIVE = frozenset(
         "encoder_seq_length",
         "end_weight_decay",
         "eod_mask_loss",
-        "eos_token_id",
         "eval_interval",
         "eval_iters",
-        "fp16",
         "global_batch_size",
         "group_query_attention",
         "lr_decay_iters",
@@ -72,13 +78,10 @@ _INFORMATIVE = frozenset(
         "megatron_dataset_flag",
         "merge_file",
         "micro_batch_size",
-        "model_return_dict",
-        "model_type_name",
         "no_load_optim",
         "no_save_optim",
         "no_wd_decay_cond",
         "norm_epsilon",
-        "num_experts",
         "num_labels",
         "num_layers_per_virtual_pipeline_stage",
         "num_micro_batches",
@@ -87,7 +90,6 @@ _INFORMATIVE = frozenset(
         "pipeline_model_parallel_split_rank",
         "pretraining_flag",
         "recompute_activations",
-        "return_logits",
         "rope_type",
         "scale_lr_cond",
         "seq_length",
@@ -270,6 +272,6 @@ def configured(kind: type[Any], arguments: Namespace, **own: object) -> Any:
 
 def number_format(arguments: Namespace) -> torch.dtype:
     """Return the dtype of the weights in forward passes."""
-    if getattr(arguments, "fp16", False):
+    if arguments.fp16:
         return torch.float16
-    return torch.bfloat16 if getattr(arguments, "bf16", False) else torch.float32
+    return torch.bfloat16 if arguments.bf16 else torch.float32

@@ -118,7 +118,7 @@ def _shifted(run: MegatronRun, data: Batch) -> tuple[torch.Tensor, torch.Tensor]
 
 def _end_of_document(run: MegatronRun) -> int:
     arguments = run.arguments
-    end = arguments.eod_token_id if arguments.eod_token_id is not None else getattr(arguments, "eos_token_id", None)
+    end = arguments.eos_token_id if arguments.eod_token_id is None else arguments.eod_token_id
     if end is None:
         raise DataError(
             "eod_mask_loss needs the token that ends a document; got a model configuration without eos_token_id. Set "
@@ -162,8 +162,8 @@ def t5_batch(run: MegatronRun, data: Batch, *, from_megatron: bool) -> tuple[Any
 
 def _moved_right(run: MegatronRun, labels: torch.Tensor) -> torch.Tensor:
     """Return the decoder's inputs for given labels: the labels shifted right by one, as in transformers' T5."""
-    start = getattr(run.arguments, "decoder_start_token_id", None) or 0
-    pad = getattr(run.arguments, "pad_token_id", None) or 0
+    start = run.arguments.decoder_start_token_id or 0
+    pad = run.arguments.pad_token_id or 0
     moved = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
     return moved.masked_fill(moved == IGNORED, pad)  # an ignored label is not a token of the vocabulary
 

@@ -284,10 +284,10 @@ def _step(accelerator: object, run: MegatronRun) -> AbstractTrainStep:
 
 def _output(run: MegatronRun, loss: torch.Tensor, logits: torch.Tensor | None) -> object:
     """Return the output class of the corresponding transformers model, or a tuple if so configured."""
-    if not getattr(run.arguments, "model_return_dict", True):
+    if not run.arguments.model_return_dict:
         return (loss,) if logits is None else (loss, logits)
     outputs = importlib.import_module("transformers.modeling_outputs")
-    name = _OUTPUTS.get(getattr(run.arguments, "model_type_name", ""), "ModelOutput")
+    name = _OUTPUTS.get(run.arguments.model_type_name, "ModelOutput")
     if name == "ModelOutput":
         return importlib.import_module("transformers.utils").ModelOutput(loss=loss, logits=logits)
     return getattr(outputs, name)(loss=loss, logits=logits)

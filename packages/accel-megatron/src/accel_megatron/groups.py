@@ -29,14 +29,13 @@ def join(run: MegatronRun) -> None:
     """
     state = library.core("parallel_state")
     degrees = degrees_of(run.plugin, run.world.size)
-    virtual = getattr(run.arguments, "virtual_pipeline_model_parallel_size", None)
     if state.model_parallel_is_initialized():
         _refuse_other_groups(degrees)
         return
     state.initialize_model_parallel(
         tensor_model_parallel_size=degrees.tensor,
         pipeline_model_parallel_size=degrees.pipeline,
-        virtual_pipeline_model_parallel_size=virtual,
+        virtual_pipeline_model_parallel_size=run.arguments.virtual_pipeline_model_parallel_size,
         context_parallel_size=degrees.context,
         expert_model_parallel_size=degrees.expert,
         expert_tensor_parallel_size=degrees.expert_tensor,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from accel_core.data import samplers
 from accel_core.errors import ConfigurationError, PreparationError
 from accel_megatron import library
 from accel_megatron.run import MegatronRun, current
@@ -17,15 +18,12 @@ from accel_megatron.run import MegatronRun, current
 _SPLITS = 3
 
 
-def batch_size_of(loader: object) -> int | None:
+def batch_size_of(loader: Any) -> int | None:
     """Return the batch size of a loader, the samples of one micro batch; `None` if it has none."""
     if isinstance(loader, MegatronLMDummyDataLoader):
         size = loader.dataset_args.get("micro_batch_size")
-    else:
-        size = getattr(loader, "batch_size", None) or getattr(
-            getattr(loader, "batch_sampler", None), "batch_size", None
-        )
-    return size if isinstance(size, int) else None
+        return size if isinstance(size, int) else None
+    return samplers.batch_size_of(loader)
 
 
 def enlarge(loader: DataLoader[Any], times: int) -> DataLoader[Any]:
@@ -53,13 +51,11 @@ def enlarge(loader: DataLoader[Any], times: int) -> DataLoader[Any]:
     return type(loader)(loader.dataset, batch_size=loader.batch_size * times, **shared)
 
 
-def prepare_data_loader(accelerator: object, dataloader: Any) -> Any:
+def prepare_data_loader(accelerator: Any, dataloader: Any) -> Any:
     """Distribute a loader over the data-parallel ranks."""
     if isinstance(dataloader, MegatronLMDummyDataLoader):
         return dataloader.build_train_valid_test_data_iterators(accelerator)[0]
-    return accelerator.prepare_data_loader(  # type: ignore[attr-defined]
-        enlarge(dataloader, current().plugin.num_micro_batches or 1)
-    )
+    return accelerator.prepare_data_loader(enlarge(dataloader, current().plugin.num_micro_batches or 1))
 
 
 class DatasetIterator:
@@ -159,7 +155,7 @@ def _datasets(sizes: list[int]) -> tuple[Any, ...]:
             "Set custom_megatron_datasets_provider_function of MegatronLMPlugin."
         )
     datasets = library.core("datasets.gpt_dataset")
-    paths = getattr(arguments, "data_path", None)
+    paths = arguments.data_path
     if not paths:
         raise ConfigurationError(
             "A Megatron dataset is read from files; got no data_path. Pass the prefix of the file names."
@@ -193,7 +189,7 @@ class _Ending:
     """The part of a tokenizer that a token dataset uses: the end-of-document token and the padding token."""
 
     def __init__(self, arguments: Namespace) -> None:
-        end = arguments.eod_token_id if arguments.eod_token_id is not None else getattr(arguments, "eos_token_id", None)
+        end = arguments.eos_token_id if arguments.eod_token_id is None else arguments.eod_token_id
         self.eod = -1 if end is None else int(end)  # no token has this number
         self.pad = -1
         self.vocab_size = arguments.orig_vocab_size

@@ -26,7 +26,7 @@ def refuse_unbuilt(arguments: Namespace) -> None:
         ConfigurationError: The kind of model is unknown.
         EngineUnavailableError: megatron-core has no such head, pipeline or virtual stages for this kind of model.
     """
-    kind = getattr(arguments, "model_type_name", None)
+    kind = arguments.model_type_name
     if kind not in KINDS:
         raise ConfigurationError(
             f"megatron-core can build {', '.join(KINDS)}; got model_type_name={kind!r}. Make the model's parser set "
@@ -38,7 +38,7 @@ def refuse_unbuilt(arguments: Namespace) -> None:
             "MegatronBertForPreTraining or MegatronBertForMaskedLM, or set custom_model_provider_function and "
             "custom_train_step_class."
         )
-    if getattr(arguments, "num_experts", None) and not library.has_transformer_engine():
+    if arguments.num_experts and not library.has_transformer_engine():
         raise EngineUnavailableError(
             "Mixture of experts in megatron-core needs Transformer Engine, which is not installed; got "
             f"num_experts={arguments.num_experts}. Install it, or train a dense model."
@@ -95,7 +95,7 @@ def _shared(arguments: Namespace) -> dict[str, Any]:
         "vocab_size": arguments.padded_vocab_size,
         "max_sequence_length": arguments.max_position_embeddings,
         # Else each rank would have logits of a part of the vocabulary.
-        "parallel_output": not getattr(arguments, "return_logits", False),
+        "parallel_output": not arguments.return_logits,
         "share_embeddings_and_output_weights": not arguments.untie_embeddings_and_output_weights,
         "position_embedding_type": arguments.position_embedding_type,
         "rotary_percent": arguments.rotary_percent,
@@ -191,15 +191,13 @@ def _seed(run: MegatronRun) -> None:
 
 def _chunks(run: MegatronRun, provider: Callable[..., nn.Module]) -> list[nn.Module]:
     state = library.core("parallel_state")
-    virtual = getattr(run.arguments, "virtual_pipeline_model_parallel_size", None)
+    virtual = run.arguments.virtual_pipeline_model_parallel_size
     if virtual is None:
         return [provider(state.is_pipeline_first_stage(), state.is_pipeline_last_stage())]
     made = []
     for stage in range(virtual):
-        ends = [
-            getattr(state, f"is_pipeline_{end}_stage")(ignore_virtual=False, vp_stage=stage)
-            for end in ("first", "last")
-        ]
+        place = {"ignore_virtual": False, "vp_stage": stage}
+        ends = state.is_pipeline_first_stage(**place), state.is_pipeline_last_stage(**place)
         # Only our provider knows virtual stages.
         made.append(_gpt(run, ends[0], ends[1], stage) if provider is model_provider_func else provider(*ends))
     return made

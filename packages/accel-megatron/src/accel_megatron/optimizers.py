@@ -148,7 +148,7 @@ def build_schedule(run: MegatronRun, optimizer: MegatronOptimizer) -> OptimizerP
     try:
         return library.core("optimizer_param_scheduler").OptimizerParamScheduler(
             optimizer,
-            init_lr=getattr(arguments, "lr_warmup_init", 0.0),
+            init_lr=arguments.lr_warmup_init,
             max_lr=arguments.lr,
             min_lr=arguments.min_lr,
             lr_warmup_steps=warmup,

@@ -173,8 +173,11 @@ class MegatronLMPlugin(MegatronOptions):
         self.data_parallel_size = dp_degree
         self.micro_batch_size = micro_batch_size
         self.global_batch_size = dp_degree * micro_batch_size * (self.num_micro_batches or 1)
-        for name in ("data_parallel_size", "micro_batch_size", "global_batch_size"):
-            self.megatron_lm_default_args[name] = getattr(self, name)
+        self.megatron_lm_default_args |= {
+            "data_parallel_size": dp_degree,
+            "micro_batch_size": micro_batch_size,
+            "global_batch_size": self.global_batch_size,
+        }
 
     def set_optimizer_type(self, optimizer: torch.optim.Optimizer) -> None:
         """Translate an optimizer.

@@ -83,7 +83,7 @@ class GPTTrainStep(_TrainStep):
 
     def __init__(self, accelerator: object, args: Namespace) -> None:
         super().__init__("GPTTrainStep")
-        self.returns_logits = bool(getattr(args, "return_logits", False))
+        self.returns_logits = bool(args.return_logits)
         self._choose(accelerator, args)
 
     def get_batch_func(self, accelerator: object, megatron_dataset_flag: bool) -> Callable[..., Any]:

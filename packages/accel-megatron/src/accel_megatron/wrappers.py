@@ -28,7 +28,7 @@ class MegatronLMOptimizerWrapper(AcceleratedOptimizer):
     """The optimizer of an engine, which steps when the model is called."""
 
     def __init__(self, optimizer: MegatronOptimizer) -> None:
-        inner: Any = _Chain(optimizer) if len(getattr(optimizer, "chained_optimizers", ())) > 1 else optimizer
+        inner: Any = _Chain(optimizer) if len(optimizer.chained_optimizers) > 1 else optimizer
         super().__init__(inner, device_placement=False, scaler=None)
         self.skipped = False
 

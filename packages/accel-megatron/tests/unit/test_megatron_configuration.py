@@ -92,6 +92,7 @@ def test_without_the_library_a_run_says_what_to_install(monkeypatch: pytest.Monk
 def test_models_that_megatron_core_does_not_have_are_refused() -> None:
     """Another kind, another head, a pipeline of a T5, and virtual stages of a BERT."""
     shared: dict[str, Any] = {"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": None}
+    shared["num_experts"] = None
     with pytest.raises(ConfigurationError, match="gpt, bert, t5; got model_type_name='vit'"):
         refuse_unbuilt(Namespace(model_type_name="vit"))
     with pytest.raises(EngineUnavailableError, match="only the pretraining heads"):

@@ -20,7 +20,12 @@ def _model(kind: str, name: str = "Model", **config: Any) -> Any:
     return model
 
 
-_LLAMA = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128}
+_SIZES = {"num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128}
+_ENDS = {"eos_token_id": 2, "tie_word_embeddings": False}
+_LLAMA = {**_SIZES, **_ENDS, "intermediate_size": 96, "rms_norm_eps": 1e-5, "num_key_value_heads": 2}
+_GPT2 = {**_ENDS, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": None}
+_T5 = {"d_model": 64, "d_ff": 96, "d_kv": 16, "num_layers": 3, "num_decoder_layers": 3, "num_heads": 4}
+_BERT = {**_SIZES, "intermediate_size": 96, "layer_norm_eps": 1e-12}
 
 
 @pytest.mark.parametrize("row", options_of(MegatronOptions), ids=lambda row: row.field)
@@ -96,16 +101,16 @@ def test_models_are_described() -> None:
     plugin.set_network_size_args(_model("llama", **_LLAMA), batch)
     assert plugin.megatron_lm_default_args["seq_length"] == 9
     plugin = MegatronLMPlugin(decoder_seq_length=22)
-    plugin.set_network_size_args(_model("gpt2", n_embd=64, n_layer=3, n_head=4, n_positions=128), batch)
+    plugin.set_network_size_args(_model("gpt2", layer_norm_epsilon=1e-5, **_GPT2), batch)
     arguments = plugin.megatron_lm_default_args
     assert (arguments["seq_length"], arguments["tokenizer_type"]) == (22, "GPT2BPETokenizer")
     plugin = MegatronLMPlugin()
-    plugin.set_network_size_args(_model("t5", d_model=64, num_layers=3, num_heads=4, n_positions=128), batch)
+    plugin.set_network_size_args(_model("t5", n_positions=128, pad_token_id=0, **_T5), batch)
     arguments = plugin.megatron_lm_default_args
     assert (arguments["encoder_seq_length"], arguments["decoder_seq_length"]) == (9, 5)
     for name, pretrains in (("BertForMaskedLM", True), ("BertForSequenceClassification", False)):
         plugin = MegatronLMPlugin()
-        plugin.set_network_size_args(_model("megatron-bert", name, num_labels=3, **_LLAMA))
+        plugin.set_network_size_args(_model("megatron-bert", name, num_labels=3, **_BERT))
         assert plugin.megatron_lm_default_args["pretraining_flag"] is pretrains
 
 
@@ -113,14 +118,9 @@ def test_mixture_of_experts_is_described() -> None:
     """The first layers are dense, the others hold experts."""
     config = {
         "first_k_dense_replace": 1,
-        "eos_token_id": 2,
-        "tie_word_embeddings": False,
-        "rms_norm_eps": 1e-5,
-        "intermediate_size": 96,
         "head_dim": 16,
         "use_qk_norm": True,
         "attention_bias": True,
-        "num_key_value_heads": 2,
         "rope_theta": 1e4,
         "partial_rotary_factor": 0.5,
         "n_routed_experts": 8,

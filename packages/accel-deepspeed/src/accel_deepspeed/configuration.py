@@ -253,7 +253,8 @@ def refuse_stand_ins(config: dict[str, Any], optimizer: object, schedule: object
                 f"{config[kind].get('type')} in the DeepSpeed configuration. Pass {stand_in.__name__}, or remove "
                 f"'{kind}' from the configuration."
             )
-        makes_itself = getattr(given, "lr_scheduler_callable", None) is not None  # then no section is needed
+        # Then no section is needed.
+        makes_itself = isinstance(given, DummyScheduler) and given.lr_scheduler_callable is not None
         if stands_in and kind not in config and not makes_itself:
             raise PreparationError(
                 f"{stand_in.__name__} takes the place of the {kind} in the DeepSpeed configuration; got one "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,10 +21,10 @@ RECOVERY = "zero_to_fp32.py"
 """DeepSpeed's script that consolidates the 32-bit weights of a folder; DeepSpeed saves a copy in each."""
 
 _CLASSES = (
-    ("deepspeed.runtime.fp16.loss_scaler", "LossScaler"),
-    ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"),
-    ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
-    ("deepspeed.utils.tensor_fragment", "fragment_address"),
+    "deepspeed.runtime.fp16.loss_scaler:LossScaler",
+    "deepspeed.runtime.fp16.loss_scaler:DynamicLossScaler",
+    "deepspeed.runtime.zero.config:ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment:fragment_address",
 )
 """DeepSpeed's classes that occur in its files; all hold plain values."""
 
@@ -101,7 +101,7 @@ def contents(engine: DeepSpeedEngine, folder: Path, wanted: Sequence[str]) -> di
 
 def classes() -> list[Any]:
     """Return the classes of DeepSpeed that occur in its files."""
-    return [getattr(importlib.import_module(module), name) for module, name in _CLASSES]
+    return [resolve_name(each) for each in _CLASSES]
 
 
 @contextmanager

@@ -161,7 +161,7 @@ def _refuse_layers(
             "with full attention."
         )
     open_ended = [name for name, module in model.named_modules() if getattr(module, "is_causal", True) is False]
-    if open_ended or getattr(config, "is_encoder_decoder", False):
+    if open_ended or config.is_encoder_decoder:
         raise PreparationError(
             "Sequence parallelism does not pass masks to attention, so attention has to be causal; got "
             f"{type(model).__name__} with {', '.join(open_ended[:3]) or 'an encoder'}. Train it without sp_size."

@@ -162,7 +162,8 @@ class FullyShardedDataParallelPlugin:
     @property
     def param_dtype(self) -> torch.dtype | None:
         """The number format in which gathered parameters compute; `None` for their own."""
-        return getattr(self.mixed_precision_policy, "param_dtype", None)
+        policy: Any = self.mixed_precision_policy
+        return None if policy is None else policy.param_dtype
 
     @property
     def offloads(self) -> bool:

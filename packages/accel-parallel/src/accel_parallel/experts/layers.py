@@ -77,7 +77,7 @@ def _base_of(module: nn.Module) -> nn.Module | None:
 
 def _check(name: str, module: nn.Module, ranks: int) -> None:
     """Refuse experts that cannot be shared out evenly."""
-    count: int = module.num_experts  # type: ignore[assignment]
+    count = number_of_experts(module)
     if count % ranks:
         raise PreparationError(
             f"Each rank of expert parallel holds as many experts as the others; got num_experts={count} of "

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.comm.control import in_step
 from accel_core.errors import ConfigurationError, PreparationError
-from accel_core.modules.experts import inputs_by_place
+from accel_core.modules.experts import inputs_by_place, number_of_experts
 from accel_core.strategies.parts import Parts
 from accel_parallel.averaging import reading_groups
 from accel_parallel.experts.dispatch import Route, dispatch, routed, rows_of_all
@@ -121,7 +121,7 @@ def spread_experts(
 ) -> None:
     """Cut experts in place, and let their forward pass send each token to those who hold its experts."""
     group, ranks, experts = mesh.get_group(), mesh.size(), listed(module)
-    count: int = module.num_experts  # type: ignore[assignment]
+    count = number_of_experts(module)
     here = count // ranks
     own = experts[mesh.get_local_rank() * here :][:here]
     for number, expert in enumerate(experts):

@@ -32,7 +32,7 @@ class _Slice(NamedTuple):
     missing: Tensor | None  # which rows are after the end of the vocabulary
 
 
-def slice_heads(model: nn.Module, policy: object) -> None:
+def slice_heads(model: nn.Module, policy: Any) -> None:
     """Let losses of the linear layers that are sharded on their own be computed from slices of them."""
     for module in model.modules():
         own = dict(module.named_parameters())
@@ -49,7 +49,7 @@ class _SlicedHead:
     slices once more. How many there are depends on the shards alone, so ranks may have other numbers of tokens.
     """
 
-    def __init__(self, head: nn.Module, policy: object) -> None:
+    def __init__(self, head: nn.Module, policy: Any) -> None:
         self._take(head)
         (self._record,), mesh = shard_groups(head), self._weight.device_mesh
         (axis,) = (place for place, each in enumerate(self._weight.placements) if each.is_shard())
@@ -57,8 +57,8 @@ class _SlicedHead:
         self._copies = [mesh.get_group(each) for each in range(mesh.ndim) if each != axis]
         self._words, self._size = len(self._weight), -(-len(self._weight) // self._ranks)
         self._step = min(self._size, -(-max(_LEAST, self._size // _PART) // self._ranks))
-        self._gathers: torch.dtype = getattr(policy, "param_dtype", None) or self._weight.dtype
-        self._reduces: torch.dtype = getattr(policy, "reduce_dtype", None) or self._gathers
+        self._gathers: torch.dtype = (policy and policy.param_dtype) or self._weight.dtype
+        self._reduces: torch.dtype = (policy and policy.reduce_dtype) or self._gathers
 
     def _take(self, head: Any) -> None:
         head.reshard()  # a pass without gradients may have left it whole

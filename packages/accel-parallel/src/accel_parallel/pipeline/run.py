@@ -38,7 +38,7 @@ _TORCHS_OWN = "Failed to run stage backward"  # around an error of a backward pa
 
 
 class _Reached(BaseException):
-    """Ends a forward pass where the first block of the next stage is called; no `except Exception` may hold it up."""
+    """Ends a forward pass where the first block of the next stage is called; no handler of `Exception` holds it up."""
 
 
 class Pipeline:

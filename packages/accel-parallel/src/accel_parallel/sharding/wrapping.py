@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -117,8 +118,7 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin, left_out: Col
     inside = {id(part) for module in ignored for part in module.modules()}
     policy = wrap_policy(model, plugin)
     found = list(_repeated("", model, inside) if policy is None else _chosen(model, policy, inside))
-    formats = plugin.mixed_precision_policy
-    exact = {name: each for name, each in _in_float32(model, formats).items() if name not in left_out}
+    exact = {name: each for name, each in _in_float32(model, plugin).items() if name not in left_out}
     kept = _modules_of(model, exact)
     if plugin.fsdp_version == 2:
         kept = list(_without_ties(model, [(name, each) for name, each in kept if not isinstance(each, _READ)]))
@@ -137,14 +137,15 @@ def plan(model: nn.Module, plugin: FullyShardedDataParallelPlugin, left_out: Col
     return WrapPlan(tuple(_without_ties(model, found)), tuple(replicated), kept=tuple(kept), cast=cast)
 
 
-def _in_float32(model: nn.Module, policy: object) -> dict[str, torch.Tensor]:
+def _in_float32(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> dict[str, torch.Tensor]:
     """Return what a model says it keeps in 32 bits and a policy casts, by name: parameters, and buffers under FSDP1."""
+    policy: Any = plugin.mixed_precision_policy
     found: dict[str, torch.Tensor] = {}
-    for prefix, module in model.named_modules() if getattr(policy, "param_dtype", None) in _HALF else ():
+    for prefix, module in model.named_modules() if plugin.param_dtype in _HALF else ():
         patterns = [each for mark in _MARKS for each in getattr(module, mark, None) or ()]
         if patterns:
             wanted = re.compile(rf"(^|\.)({'|'.join(patterns)})(\.|$)")  # on whole words of names, as transformers 4
-            cast = module.named_buffers() if getattr(policy, "buffer_dtype", None) in _HALF else ()
+            cast = module.named_buffers() if plugin.fsdp_version == 1 and policy.buffer_dtype in _HALF else ()
             named = ((name, each) for name, each in (*module.named_parameters(), *cast) if wanted.search(name))
             found |= {f"{prefix}.{name}".lstrip("."): each for name, each in named if each.dtype is torch.float32}
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,10 +45,11 @@ def check_arrived(model: nn.Module, group: Sequence[int]) -> None:
 def refuse_scattered(name: str, parameter: DTensor) -> None:
     """Refuse a part that lies in several places of its tensor: checkpoints would mix parts up."""
     mesh, later = parameter.device_mesh, dict[int, int]()
-    for axis, placement in reversed([*enumerate(parameter.placements)]):
+    placements: list[tuple[int, Any]] = [*enumerate(parameter.placements)]
+    for axis, placement in reversed(placements):
         if placement.is_replicate():
             continue
-        dim, cuts = placement.dim, getattr(placement, "split_factor", 1)  # type: ignore[attr-defined]
+        dim, cuts = placement.dim, getattr(placement, "split_factor", 1)
         if cuts != 1 and cuts != later.get(dim, 1):
             raise PreparationError(
                 "A rank's part of a weight lies in one place of it, or checkpoints would mix parts up; got "

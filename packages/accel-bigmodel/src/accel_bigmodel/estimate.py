@@ -14,7 +14,7 @@ from torch import nn
 from accel_bigmodel.arguments import add_arguments
 from accel_bigmodel.checkpoint.skeleton import Layer, Part, in_one_line, model_of_config, skeleton_of
 from accel_bigmodel.meta import init_empty_weights
-from accel_bigmodel.sizes import compute_module_sizes, get_max_layer_size
+from accel_bigmodel.sizes import compute_module_sizes, get_max_layer_size, whole_classes
 from accel_core.errors import CheckpointNotFoundError, ConfigurationError, MissingDependencyError
 from accel_core.host import environ
 from accel_core.host.availability import is_timm_available
@@ -95,7 +95,7 @@ def gather_data(args: argparse.Namespace) -> list[list[Any]]:
     model = create_empty_model(
         args.model_name, library_name=args.library_name, trust_remote_code=args.trust_remote_code
     )
-    whole = list(getattr(model, "_no_split_modules", None) or ())
+    whole = list(whole_classes(model))
     if isinstance(model, Part):
         whole.append(Layer.__name__)
     # In float32, whatever the checkpoint is stored in: the dtypes are fractions of it.

@@ -111,10 +111,15 @@ def get_max_layer_size(
     return largest, names
 
 
+def whole_classes(model: nn.Module) -> Sequence[str]:
+    """Return the names of the classes whose modules a model says are not to be split."""
+    return getattr(model, "_no_split_modules", None) or ()
+
+
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
     """Count the bytes of a model and of its largest layer; one of `_no_split_modules` counts whole."""
     sizes = compute_module_sizes(model)
-    whole = getattr(model, "_no_split_modules", None)
+    whole = whole_classes(model)
     tensors: list[tuple[str, nn.Module | torch.Tensor]] = [
         *model.named_parameters(recurse=False),
         *model.named_children(),

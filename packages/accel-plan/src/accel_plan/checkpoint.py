@@ -10,7 +10,7 @@ from torch import nn
 
 from accel_bigmodel.checkpoint.skeleton import Layer, Part, skeleton_of
 from accel_bigmodel.meta import init_empty_weights
-from accel_bigmodel.sizes import number_or_text
+from accel_bigmodel.sizes import number_or_text, whole_classes
 from accel_core.errors import ConfigurationError
 from accel_core.modules.sizes import written_size
 from accel_core.options.engines import load
@@ -88,7 +88,7 @@ planned, write the plan with --json and pass `device_map=Plan.from_json(text).de
 def run(args: argparse.Namespace) -> int:
     """Place a checkpoint."""
     model = skeleton_of(args.checkpoint) if args.model is None else model_of(args.model)
-    classes = list(args.whole or getattr(model, "_no_split_modules", None) or ())
+    classes = list(args.whole or whole_classes(model))
     headroom = headroom_of(args.headroom)
     if isinstance(model, Part):
         classes += {Layer.__name__} & {type(module).__name__ for module in model.modules()}

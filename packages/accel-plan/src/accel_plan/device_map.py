@@ -18,7 +18,7 @@ from accel_bigmodel.device_map.experts import (
 from accel_bigmodel.device_map.infer import check_accelerators, solve, solve_evenly
 from accel_bigmodel.device_map.tree import build_tree, no_split_classes
 from accel_bigmodel.memory import get_max_memory
-from accel_bigmodel.sizes import Dtype, compute_module_sizes
+from accel_bigmodel.sizes import Dtype, compute_module_sizes, whole_classes
 from accel_core._records import record
 from accel_core.errors import ConfigurationError, DeviceMapError
 from accel_core.modules.experts import are_stacked
@@ -228,7 +228,7 @@ def plan_device_map(
         )
     limits = get_max_memory(max_memory)
     if no_split_module_classes is None:
-        no_split_module_classes = getattr(model, "_no_split_modules", None)
+        no_split_module_classes = whole_classes(model)
     no_split = no_split_classes(no_split_module_classes)
     fast = [device for device in limits if device not in ("cpu", "disk")]
     kept = _kept(model, headroom, {device: limits[device] for device in fast or limits if device != "disk"}, dtype)

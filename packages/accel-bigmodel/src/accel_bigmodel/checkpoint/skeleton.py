@@ -104,7 +104,7 @@ def model_of_config(folder: str | os.PathLike[str], trust_remote_code: bool = Fa
         import transformers
 
         config: Any = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        names += getattr(config, "architectures", None) or []
+        names += config.architectures or []
         cls = next((found for name in names if (found := getattr(transformers, name, None)) is not None), None)
         with init_empty_weights(include_buffers=True), _default_dtype(getattr(config, "dtype", None)):
             built: nn.Module = (

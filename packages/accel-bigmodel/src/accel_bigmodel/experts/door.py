@@ -18,6 +18,7 @@ from accel_bigmodel.sizes import Dtype
 from accel_core._records import record
 from accel_core.errors import ConfigurationError
 from accel_core.modules import packed
+from accel_core.modules.experts import number_of_experts
 from accel_core.modules.sizes import as_dtype, tensor_bytes
 
 
@@ -87,8 +88,7 @@ def _bytes_of_one(module: nn.Module, dtype: Dtype | None) -> int:
     if isinstance(module, nn.ModuleList):
         return max(sum(_bytes_of(each, dtype) for each in one.parameters()) for one in module)
     whole = sum(_bytes_of(each, dtype) for each in module._parameters.values() if each is not None)
-    count: int = module.num_experts  # type: ignore[assignment]
-    return int(whole // count)
+    return int(whole // number_of_experts(module))
 
 
 def _bytes_of(parameter: nn.Parameter, dtype: Dtype | None) -> int:

@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -205,11 +206,10 @@ class SequentialHook(ModelHook):
 
 def _picklable(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return a module's forward in a form that another process can load."""
-    function = getattr(forward, "__func__", None)
-    if function is not None and function is type(module).forward and function.__name__ != "forward":
+    if isinstance(forward, MethodType) and forward.__func__ is type(module).forward and forward.__name__ != "forward":
         # A bound method is pickled by the name of its function. That of a container such as `nn.ModuleList` is
         # `_forward_unimplemented`, which its class does not have: it could be pickled and not loaded.
-        return functools.partial(function, module)
+        return functools.partial(forward.__func__, module)
     return forward
 
 

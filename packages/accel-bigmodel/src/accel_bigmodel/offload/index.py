@@ -18,7 +18,6 @@ from accel_core.errors import CheckpointError, CheckpointNotFoundError, OffloadE
 
 # Without it, a private map of a file larger than the RAM is refused by the kernel's overcommit rule.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-_IDENTITY = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
 _READ_AHEAD = 128 * 1024
 _FAILED = ctypes.c_void_p(-1).value
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -26,6 +25,11 @@ _LIBC.mmap.restype = ctypes.c_void_p  # as an int, ctypes would cut the address
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a file from another one, and from what it was before it was written to."""
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class InFile(NamedTuple):
@@ -196,7 +200,7 @@ class MappedFile:
         begin = first - first % mmap.PAGESIZE
         with open(_open(self.path), "rb") as file:
             found = os.fstat(file.fileno())
-            if any(getattr(found, key) != getattr(self._stamp, key) for key in _IDENTITY):
+            if _identity(found) != _identity(self._stamp):
                 raise self._changed("another content")
             return Map(file.fileno(), last - begin, begin).buffer, first - begin
 

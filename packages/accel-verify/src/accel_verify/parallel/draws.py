@@ -6,6 +6,7 @@ import functools
 import importlib
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -105,13 +106,12 @@ def _of_generator(module: Any) -> list[str]:
 
 def _line(frame: FrameType) -> str:
     """Return the line of the script, or of a module of its own, that a call comes from, as FILE:LINE."""
-    while frame.f_back is not None and (
-        str(frame.f_globals.get("__package__")).startswith(("torch.", "accel_"))
-        or "-packages" in frame.f_code.co_filename
-    ):
-        frame = frame.f_back
-    file, here = Path(frame.f_code.co_filename), Path.cwd()
-    return f"{file.relative_to(here) if file.is_relative_to(here) else file}:{frame.f_lineno}"
+    for at, _ in traceback.walk_stack(frame):  # where all are of libraries, the last one
+        package = str(at.f_globals.get("__package__"))
+        if not package.startswith(("torch.", "accel_")) and "-packages" not in at.f_code.co_filename:
+            break
+    file, here = Path(at.f_code.co_filename), Path.cwd()
+    return f"{file.relative_to(here) if file.is_relative_to(here) else file}:{at.f_lineno}"
 
 
 def cured(calls: Sequence[str]) -> str:

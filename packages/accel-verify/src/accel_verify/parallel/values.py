@@ -66,5 +66,5 @@ def sums(value: Tensor) -> tuple[int, float, float]:
 
 def generator_state(device: torch.device) -> str:
     """Return a digest of the state of the default generator of a device."""
-    state = torch.get_rng_state() if device.type == "cpu" else getattr(torch, device.type).get_rng_state(device)
+    state = torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
     return digest(state)

@@ -103,7 +103,7 @@ class TrainingClock(Recorder):
             return [], "no prepared model was trained"
         model = accelerator.unwrap_model(accelerator._models[0], keep_fp32_wrapper=False).to("meta")
         model.zero_grad(set_to_none=True)  # gradients would be copied with the model
-        optimizer = getattr(accelerator._optimizers[0], "optimizer", accelerator._optimizers[0])
+        optimizer = accelerator._optimizers[0].optimizer
         known = type(optimizer).__module__.startswith("torch.optim")  # the prediction steps torch's optimizers only
         states = {name: optimizer.defaults[name] for name in _STATES if known and optimizer.defaults.get(name)}
         tokens = not given.is_floating_point() and given.dim() == 2
@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> None:
             if ended.code:
                 raise
         memory, trouble = clock.memory(int(limit)) if int(limit) else ([], "")
-        found = {name: getattr(clock, name) for name in ("steps", "samples", "waited", "seconds")}
+        found = {"steps": clock.steps, "samples": clock.samples, "waited": clock.waited, "seconds": clock.seconds}
         clock.write(**found, memory=memory, trouble=trouble)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 def get_pretty_name(obj: object) -> str:
     """Return a name to show for an object: its own, or that of its class, or its text."""
     if not hasattr(obj, "__qualname__") and not hasattr(obj, "__name__"):
-        obj = getattr(obj, "__class__", obj)
+        obj = obj.__class__
     name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
     return str(obj) if name is None else str(name)
 

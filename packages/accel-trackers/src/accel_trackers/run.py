@@ -97,7 +97,7 @@ class RunTracker(GeneralTracker):
         if self.key not in state:
             return
         self.init_kwargs = {**self.init_kwargs, self.key: state[self.key], "resume": "allow"}
-        if self.run is not None and getattr(self.run, self.key) != state[self.key]:
+        if self.run is not None and self.state_dict() != {self.key: state[self.key]}:
             unused = self.unused_folder()
             self.finish()
             if unused is not None:

@@ -18,12 +18,12 @@ def find_function(script: str, name: str, *, module: bool = False) -> Callable[.
     if not module:
         sys.path.insert(0, str(Path(script).resolve().parent))
     found = importlib.import_module(script if module else Path(script).stem)
-    if not callable(getattr(found, name, None)):
+    function: Callable[..., Any] | None = getattr(found, name, None)
+    if not callable(function):
         raise ConfigurationError(
             f"A TPU run starts a function of the script; {script} has no function `{name}`. Name it with "
             "--main-training-function."
         )
-    function: Callable[..., Any] = getattr(found, name)
     return function
 
 

@@ -18,7 +18,6 @@ from accel_bigmodel.offload.index import MappedFile
 from accel_bigmodel.offload.schedule import Block
 from accel_bigmodel.offload.store import OffloadedWeightsLoader
 from accel_core._records import record
-from accel_core.errors import undone_by
 from accel_core.modules.sizes import convert_file_size_to_int
 
 
@@ -215,12 +214,11 @@ class StreamTransport:
 
     def finish(self, block: Block[Weights], ticket: Future[tuple[Weights, Any]]) -> Weights:
         """Make the computing stream wait for the copy, and tell the allocator that it uses the memory."""
-
-        def give_up() -> None:
-            self._there -= block.nbytes
-
-        with undone_by(give_up):
+        try:
             weights, event = ticket.result()
+        except BaseException:
+            self._there -= block.nbytes
+            raise
         stream = torch.accelerator.current_stream(self.device)
         stream.wait_event(event)
         for tensor in weights.tensors:

@@ -15,8 +15,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from accel_core.errors import undone_by
-
 Content = TypeVar("Content")
 
 
@@ -122,9 +120,12 @@ class Schedule(Generic[Content]):
                 self._bring(block)
             content = block.content
             assert content is not None
-            # Where this raises, the caller never gets the weights, so it will not release them.
-            with undone_by(lambda: self.release(block)):
+            try:
                 self._look_ahead()
+            except BaseException:
+                # The caller never gets the weights, so it will not release them.
+                self.release(block)
+                raise
             return content
 
     def release(self, block: Block[Content]) -> None:
@@ -208,12 +209,18 @@ class Schedule(Generic[Content]):
         block.state = BlockState.LOADING
         # Counted before it starts: `_drop` takes it off again, however the transfer fails.
         self._held += block.nbytes
-        with undone_by(lambda: self._drop(block)):
+        try:
             block.ticket = self.transport.start(block)
+        except BaseException:
+            self._drop(block)
+            raise
 
     def _finish(self, block: Block[Content]) -> None:
-        with undone_by(lambda: self._drop(block)):
+        try:
             block.content = self.transport.finish(block, block.ticket)
+        except BaseException:
+            self._drop(block)
+            raise
         block.ticket = None
         block.state = BlockState.RESIDENT
 

@@ -115,9 +115,6 @@ class ShardFolder:
         """Return one tensor, whole, in new memory on the CPU, or a value that is not a tensor."""
         if name not in self.tensors:
             return self._read(MetadataIndex(name))
-        pieces = self._pieces_of(name)
-        if len(pieces) == 1:
-            return self._piece(pieces[0])
         made = torch.empty_like(self.tensors[name], device="cpu")
         self.read_into(name, made)
         return made
@@ -147,12 +144,14 @@ class ShardFolder:
             return False
         with self._opened(index) as window:
             start = locate_values(cast(BinaryIO, window), like)
-            for item, memory in () if start is None else rows:
+            if start is None:
+                return False
+            for item, memory in rows:
                 first = sum(item.storage_offsets[:1]) * math.prod(like.shape[1:]) * like.itemsize
                 self._fill(memory_of(memory), window, start + first, index)
-        return start is not None
+        return True
 
-    def _fill(self, memory: memoryview, window: Window, at: int, index: MetadataIndex) -> None:
+    def _fill(self, memory: memoryview, window: _Window, at: int, index: MetadataIndex) -> None:
         window.seek(at)
         if window.readinto(memory) < len(memory):
             raise damaged_file(self._path_of(index), "one that became shorter while it was read")
@@ -235,9 +234,9 @@ class ShardFolder:
 
 def _takes_bytes_of(like: Tensor, memory: Tensor) -> bool:
     """Return whether rows of a tensor are the same bytes in some memory."""
-    if type(memory) not in (Tensor, torch.nn.Parameter) or not memory.is_cpu or not memory.is_contiguous():
-        return False
-    return memory.dtype == like.dtype and memory.shape[1:] == like.shape[1:]
+    plain = type(memory) in (Tensor, torch.nn.Parameter) and memory.is_cpu and memory.is_contiguous()
+    lazy = memory.is_neg() or memory.is_conj()
+    return plain and not lazy and memory.dtype == like.dtype and memory.shape[1:] == like.shape[1:]
 
 
 def _narrowed(tensor: Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
@@ -251,10 +250,6 @@ class _Window(io.RawIOBase):
 
     def __init__(self, descriptor: int, offset: int, length: int) -> None:
         self._descriptor, self._offset, self._length, self._at = descriptor, offset, length, 0
-
-    def readable(self) -> bool:
-        """Return true."""
-        return True
 
     def seekable(self) -> bool:
         """Return true."""
@@ -271,10 +266,7 @@ class _Window(io.RawIOBase):
         view = view[: max(0, self._length - self._at)]
         done = 0
         # One call of the system reads 2 GiB at most.
-        while done < len(view):
-            count = os.preadv(self._descriptor, [view[done:]], self._offset + self._at + done)
-            if count == 0:
-                break
+        while count := os.preadv(self._descriptor, [view[done:]], self._offset + self._at + done):
             done += count
         self._at += done
         return done

@@ -5,12 +5,11 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import build
 
 from accel_core.checkpoint import commit, names
 from accel_core.checkpoint.commit import STATES, State
@@ -22,9 +21,9 @@ from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import Transaction, save_state
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, UnsafeCheckpointError
 
-Make = Callable[..., BareRun]
 COMMITTED = f"{names.HIDDEN}committed"
 STAGED = f"{names.HIDDEN}abcdefghijkl"
+pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 def write(folder: Path, word: bytes, *, manifest: bool = True) -> Path:
@@ -103,72 +102,6 @@ def test_the_guide_shows_the_table() -> None:
         assert row in page, row
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
-@contextmanager
-def killed_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Let the process end before the next change on disk once it has made some, and make no further one."""
-    made = [0]
-
-    def watch(name: str) -> None:
-        change = getattr(os, name)
-
-        def changed(*args: Any, **kwargs: Any) -> Any:
-            if name == "open" and not args[1] & os.O_CREAT:
-                return change(*args, **kwargs)
-            if made[0] >= calls:
-                raise Killed
-            made[0] += name != "write"
-            return change(*args, **kwargs)
-
-        patch.setattr(os, name, changed)
-
-    with monkeypatch.context() as patch:
-        for name in ("open", "write", "rename", "replace", "link", "unlink", "mkdir", "rmdir"):
-            watch(name)
-        yield made
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_a_kill_before_any_change_leaves_old_or_new(
-    there: bool, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Wherever a save is killed, what loads is the save before or this one, whole; the next save works."""
-    found, calls = set[int | None](), 0
-    while True:
-        ckpt = tmp_path / f"ckpt-{calls}"
-        if there:
-            save_state(make_run(1), ckpt)
-            (ckpt / "notes.txt").write_text("mine")
-        run = make_run(2)
-        run.custom_objects.clear()
-        try:
-            with killed_after(calls, monkeypatch):
-                save_state(run, ckpt)
-            break
-        except Killed:
-            pass
-        loaded = make_run(3)
-        loaded.custom_objects.clear()
-        try:
-            load_state(loaded, ckpt)
-        except CheckpointNotFoundError:
-            loaded.step = 0
-        except CheckpointError:  # nothing is there but the folder
-            assert not there
-            assert commit.find(ckpt) is None
-            loaded.step = 0
-        found.add(loaded.step)
-        save_state(make_run(4), ckpt)
-        assert not list(ckpt.glob(f"{names.HIDDEN}*"))
-        assert Manifest.read(ckpt).damages(ckpt) == {}  # type: ignore[union-attr]
-        assert not there or (ckpt / "notes.txt").read_text() == "mine"
-        calls += 1
-    assert found == ({1, 2} if there else {0, 2})
-
-
 def events_of_a_save(run: BareRun, ckpt: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Save, and return what was written, flushed and renamed, in order; hidden folders have no id."""
     events: list[tuple[str, str]] = []
@@ -194,11 +127,9 @@ def events_of_a_save(run: BareRun, ckpt: Path, monkeypatch: pytest.MonkeyPatch) 
     return events
 
 
-def test_everything_reaches_the_disk_before_it_counts(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_reaches_the_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files, then the manifest, then their folders are flushed before the commit; then its name, and the places."""
-    run, ckpt = make_run(1), tmp_path / "new" / "ckpt"
+    run, ckpt = build(1), tmp_path / "new" / "ckpt"
 
     def hook(models: list[Any], weights: list[Any], output_dir: str) -> None:
         Path(output_dir, "adapter").mkdir()
@@ -227,28 +158,28 @@ def test_everything_reaches_the_disk_before_it_counts(
 @pytest.mark.parametrize("stands", [False, True])
 @pytest.mark.parametrize("silent", ["finish", "_commit"])
 def test_a_save_that_another_overtook_takes_no_place(
-    silent: str, stands: bool, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    silent: str, stands: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a process that is silent in a save, while another one saves there, the older state is refused in the end."""
     ckpt, go_on = tmp_path / "ckpt", getattr(Transaction, silent)
     if stands:
-        save_state(make_run(3), ckpt)
+        save_state(build(3), ckpt)
 
     def late(*args: Any, **kwargs: Any) -> object:
         monkeypatch.undo()
-        save_state(make_run(2), ckpt)
+        save_state(build(2), ckpt)
         return go_on(*args, **kwargs)
 
     monkeypatch.setattr(Transaction, silent, late)
     with pytest.raises(CheckpointError, match=r"No such file|is gone|have to list what they write"):
-        save_state(make_run(1), ckpt)
-    loaded = make_run(9)
+        save_state(build(1), ckpt)
+    loaded = build(9)
     load_state(loaded, ckpt)
     assert loaded.step == 2
     assert not list(ckpt.glob(f"{names.HIDDEN}*"))
 
 
-def test_a_failed_save_deletes_its_own_folder_alone(make_run: Make, tmp_path: Path) -> None:
+def test_a_failed_save_deletes_its_own_folder_alone(tmp_path: Path) -> None:
     """A save that fails leaves another one alone that has begun in the same folder."""
     own, other = tmp_path / STAGED, tmp_path / f"{names.HIDDEN}mnopqrstuvwx"
     own.mkdir()
@@ -274,11 +205,12 @@ def test_new_files_take_places_with_and_without_links(
     assert sorted(os.listdir(ckpt)) == [names.MANIFEST_NAME, "model.safetensors"]
 
 
-def test_files_of_others_in_a_target_are_not_touched(make_run: Make, tmp_path: Path) -> None:
-    """Files made, replaced and open during saves, and the folder itself, are as they were."""
-    run, ckpt = make_run(1), tmp_path / "ckpt"
+def test_files_of_others_in_a_target_are_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files made, replaced and open during saves are as they were, and so is the folder, in which a process works."""
+    run, ckpt = build(1), tmp_path / "ckpt"
     ckpt.mkdir()
     ckpt.chmod(0o2770)
+    monkeypatch.chdir(ckpt)
     before = ckpt.stat()
     with open(ckpt / "log", "a") as log:
 
@@ -287,27 +219,13 @@ def test_files_of_others_in_a_target_are_not_touched(make_run: Make, tmp_path: P
 
         run.save_state_pre_hooks[0] = others
         for number in range(3):
-            save_state(run, ckpt)
+            save_state(run, ".")
             log.write(f"{number}\n")
             log.flush()
-    assert (ckpt / "log").read_text() == "0\n1\n2\n"
+    assert Path("log").read_text() == "0\n1\n2\n"
     assert {"new-0", "new-1", "new-2"} < set(os.listdir(ckpt))
     after = ckpt.stat()
     assert (before.st_ino, stat.S_IMODE(before.st_mode)) == (after.st_ino, stat.S_IMODE(after.st_mode))
-
-
-def test_files_of_the_save_before_are_deleted(make_run: Make, tmp_path: Path) -> None:
-    """A part that is gone from the run goes; a file of another size under its name stays, and is not read."""
-    run, ckpt = make_run(1), tmp_path / "ckpt"
-    save_state(run, ckpt, safe_serialization=False)
-    (ckpt / "pytorch_model.bin").write_bytes(b"somebody else's")
-    (ckpt / "optimizer_7.bin").write_bytes(b"never listed")
-    run.custom_objects.clear()
-    save_state(run, ckpt)
-    assert not (ckpt / "custom_checkpoint_0.pkl").exists()
-    assert (ckpt / "pytorch_model.bin").read_bytes() == b"somebody else's"
-    assert (ckpt / "optimizer_7.bin").read_bytes() == b"never listed"
-    load_state(run, ckpt)
 
 
 def test_a_plan_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
@@ -325,10 +243,10 @@ def test_a_plan_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True])
 def test_a_failing_disk_says_which_checkpoint_stands(
-    there: bool, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The flush of a folder fails at each step of a save: what the error says is what loading finds."""
-    run, flush, said = make_run(1), commit.flush_folder, set[bool]()
+    run, flush, said = build(1), commit.flush_folder, set[bool]()
     for failing in range(1, 9):
         ckpt, left = tmp_path / f"ckpt-{failing}", [failing]
         if there:
@@ -352,7 +270,7 @@ def test_a_failing_disk_says_which_checkpoint_stands(
         new = "new checkpoint" in message
         said.add(new)
         if new or there:
-            other = make_run(3)
+            other = build(3)
             load_state(other, ckpt)
             assert other.step == (2 if new else 1), message
         else:
@@ -389,25 +307,6 @@ def test_pruning_leaves_files_and_folders_of_others(tmp_path: Path) -> None:
     commit.prune(tmp_path / "checkpoint_5", 1)
     assert sorted(os.listdir(tmp_path)) == sorted([*strange, "checkpoint_1", "checkpoint_3", "checkpoint_5"])
     assert os.listdir(tmp_path / "checkpoint_3") == ["notes.txt"]
-
-
-def test_pruning_that_was_killed_is_finished_by_the_next(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed at any deletion, it leaves nothing that is loaded in part; the next pruning deletes the rest."""
-    for calls in range(12):
-        place = tmp_path / str(calls)
-        for number in (1, 2):
-            save_state(make_run(number), place / f"checkpoint_{number}")
-        try:
-            with killed_after(calls, monkeypatch):
-                commit.prune(place / "checkpoint_2", 1)
-        except Killed:
-            old = commit.find(place / "checkpoint_1")
-            assert old is None or Manifest.read(old).damages(old) == {}  # type: ignore[union-attr]
-        assert latest(place) == place / "checkpoint_2"
-        commit.prune(place / "checkpoint_2", 1)
-        assert not list(place.glob("checkpoint_1/*"))
 
 
 def test_the_latest_is_the_highest_complete_number(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -86,23 +85,6 @@ def test_what_has_no_data_is_refused_before_a_file_is_complete(value: Any, tmp_p
     """The error names the tensor."""
     with pytest.raises(CheckpointError, match=r"'layer\.x' is a"):
         tensor_file.write_tensors(tmp_path / "x", {"layer.x": value})
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"lr": 0.1, "betas": (0.9, 0.999), "state": {0: {"step": torch.tensor(1.0)}}, "name": None, "on": True},
-        OrderedDict(a=torch.ones(2)),
-        Counter({3: 1, 5: 2}),
-        [1, 2.5, "x", b"y", {4}],
-    ],
-)
-def test_plain_objects_come_back(content: Any, tmp_path: Path) -> None:
-    """What optimizers and schedulers hold is read without running code."""
-    pickles.prove_readable(content, "optimizer 0")
-    entry = pickles.write_object(tmp_path / "x.bin", content)
-    assert entry.digest == digest_of(tmp_path / "x.bin")
-    assert str(pickles.read_object(tmp_path, "x.bin")) == str(content)
 
 
 def test_numbers_of_numpy_come_back(tmp_path: Path) -> None:

@@ -1,31 +1,16 @@
 """Checkpoints of a part of a run: models alone, and the adapters of PEFT models."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from small_run import build
 
 from accel_core.checkpoint.load import load_state
-from accel_core.checkpoint.run import BareRun
 from accel_core.checkpoint.save import save_state
 from accel_core.errors import ConfigurationError
-from accel_core.plugins.project import ProjectConfiguration
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
-
-
-def build(value: float, **project: Any) -> BareRun:
-    """Return a run whose model has one value everywhere, with an optimizer that has stepped."""
-    model = nn.Linear(3, 3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(torch.full((2, 3), value)).sum().backward()
-    optimizer.step()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(value)
-    return BareRun([model], [optimizer], step=int(value), project=ProjectConfiguration(**project))
 
 
 def test_the_model_alone_is_saved_and_loaded_as_that(tmp_path: Path) -> None:

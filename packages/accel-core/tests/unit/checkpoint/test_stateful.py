@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from streams import Stream
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from accel_core.checkpoint import names, pickles
 from accel_core.checkpoint.load import load_state
@@ -25,16 +26,9 @@ pytestmark = [
 ]
 
 
-class Stream(IterableDataset[int]):
-    """Numbers in a row."""
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(11)
-
-
 def build(streams: bool) -> BareRun:
     """Return a run with one loader of torchdata's."""
-    loader = DataLoader(Stream() if streams else range(11), batch_size=2, shuffle=None if streams else True)
+    loader = DataLoader(Stream(11) if streams else range(11), batch_size=2, shuffle=None if streams else True)
     return BareRun(
         dataloaders=[prepare_data_loader(loader, num_processes=1, process_index=0, use_stateful_dataloader=True)]
     )

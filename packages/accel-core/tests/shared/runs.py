@@ -1,17 +1,11 @@
-"""A small real run to save and restore."""
+"""A small real run to save and restore, and what it holds."""
 
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 from accel_core.checkpoint.run import BareRun
-
-sys.path.insert(0, str(Path(__file__).parent))  # for `crafted`
 
 
 class Counter:
@@ -80,21 +74,3 @@ def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
         if not same:
             found.append(name)
     return found
-
-
-@pytest.fixture
-def make_run(fresh_state: None) -> Callable[..., BareRun]:
-    """Give the function that builds a run."""
-    return build
-
-
-@pytest.fixture
-def state_of() -> Callable[[BareRun], dict[str, Any]]:
-    """Give the function that copies everything of a run."""
-    return everything
-
-
-@pytest.fixture
-def differing() -> Callable[[dict[str, Any], dict[str, Any]], list[str]]:
-    """Give the function that compares two copies."""
-    return differences

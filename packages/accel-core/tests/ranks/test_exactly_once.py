@@ -5,7 +5,8 @@ import json
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from streams import Stream
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from accel_core.accelerator import Accelerator
@@ -17,23 +18,24 @@ from accel_testing.world import run
 LENGTH = 26
 
 
-class Stream(IterableDataset):
-    """The numbers from 0 on."""
-
-    def __iter__(self):
-        return iter(range(LENGTH))
-
-
 def prepared(kind):
-    """Return an Accelerator with all defaults and its loader."""
+    """Return an Accelerator with all defaults, a model with its optimizer, and a loader."""
     accelerator = Accelerator(cpu=True)
     torch.manual_seed(3)
+    model = torch.nn.Linear(1, 4)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.01))
     if kind == "presharded":
         here = ensure()
         own = DistributedSampler(range(LENGTH), here.size, here.rank, shuffle=False)
-        return accelerator, accelerator.prepare(already_sharded(DataLoader(range(LENGTH), batch_size=2, sampler=own)))
-    data = DataLoader(Stream(), batch_size=2) if kind == "stream" else DataLoader(range(LENGTH), 2, shuffle=True)
-    return accelerator, accelerator.prepare(data)
+        data = already_sharded(DataLoader(range(LENGTH), batch_size=2, sampler=own))
+        return accelerator, model, optimizer, accelerator.prepare(data)
+    data = DataLoader(Stream(LENGTH), batch_size=2) if kind == "stream" else DataLoader(range(LENGTH), 2, shuffle=True)
+    return accelerator, model, optimizer, accelerator.prepare(data)
+
+
+def held(accelerator, model, optimizer):
+    """Return weights and moments."""
+    return {"model": accelerator.unwrap_model(model).state_dict(), "moments": optimizer.state_dict()["state"]}
 
 
 def note(accelerator, batch, path):
@@ -45,19 +47,26 @@ def note(accelerator, batch, path):
 
 
 def save(path, kind, steps):
-    """Read some steps and save."""
-    accelerator, loader = prepared(kind)
+    """Train some steps and save."""
+    accelerator, model, optimizer, loader = prepared(kind)
     for step, batch in enumerate(loader, 1):
         note(accelerator, batch, path / "read.jsonl")
+        accelerator.backward(model(batch.float()[:, None]).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
         if step == steps or accelerator.gradient_state.end_of_dataloader:
             accelerator.save_state(path / "ckpt")
             break
+    if accelerator.is_main_process:
+        torch.save(held(accelerator, model, optimizer), path / "held.pt")
 
 
 def go_on(path, kind, steps, refused=False):
-    """Load, and read an epoch's rest on these ranks; as many steps at most."""
-    accelerator, loader = prepared(kind)
+    """Load weights and moments, and read an epoch's rest on these ranks; as many steps at most."""
+    accelerator, model, optimizer, loader = prepared(kind)
     accelerator.load_state(path / "ckpt")
+    expected = torch.load(path / "held.pt", weights_only=True)
+    torch.testing.assert_close(held(accelerator, model, optimizer), expected, rtol=0, atol=0)
     if refused:
         with pytest.raises(CheckpointMismatchError, match="depends on who reads"):
             next(iter(loader))
@@ -72,10 +81,10 @@ def counted(path):
     return collections.Counter(sample for line in lines for sample in json.loads(line))
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3), (3, 2), (4, 1), (3, 3)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3), (3, 2), (4, 1), (2, 4), (3, 3)])
 @pytest.mark.parametrize("kind", ["map", "stream"])
 def test_a_checkpoint_is_continued_by_any_number_of_ranks(kind, before, after, tmp_path):
-    """With all defaults, what was read before the save and what is read after the load is each sample once."""
+    """With all defaults weights come back, and what is read before the save and after the load is each sample once."""
     assert not run(save, before, (tmp_path, kind, 2))
     assert not run(go_on, after, (tmp_path, kind, LENGTH))
     assert counted(tmp_path) == collections.Counter(range(LENGTH))

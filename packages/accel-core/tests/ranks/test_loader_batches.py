@@ -1,37 +1,13 @@
 """Batches of any sizes and shapes on real ranks: every sample once, one structure, and nobody waits for ever."""
 
-import warnings
-
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from streams import Stream
+from torch.utils.data import BatchSampler, DataLoader
 
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.loading import DataLoaderConfiguration
-from accel_testing import requires, world
-
-
-class Stream(IterableDataset):
-    """The numbers from 0 on."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def __iter__(self):
-        return iter(range(self.length))
-
-
-class Own(Sampler):
-    """A sampler of a user's class."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __iter__(self):
-        return iter(range(self.length))
+from accel_testing import world
 
 
 class Buckets(BatchSampler):
@@ -70,7 +46,7 @@ def test_ranks_without_a_last_batch_end_at_once(length, sampler, workers):
     accelerator = start(even_batches=False)
     size = None if sampler == "unbatched" else 2
     kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
-    kwargs |= {} if sampler == "torch" else {"sampler": Own(length)}
+    kwargs |= {} if sampler == "torch" else {"sampler": range(length)}
     loader = accelerator.prepare(DataLoader(torch.arange(length), batch_size=size, **kwargs))
     found = [value for part in gathered(accelerator, loader) for value in part.tolist()]
     assert found == list(range(length))[: len(found)]
@@ -130,32 +106,6 @@ def test_nested_columns_of_varying_batches_keep_their_structure():
     assert [(type(part), type(part[0]), type(part[1]), len(part)) for part in parts] == [(list, dict, tuple, 2)] * 3
     assert [value for part in parts for value in part[0]["a"].tolist()] == list(range(12))
     assert [name for part in parts for name in part[1][1]] == [str(index) for index in range(12)]
-
-
-@requires("torchdata")
-@pytest.mark.parametrize("stop", [1, 2, 3])
-@world(2)
-def test_a_stateful_stream_of_every_rank_goes_on(stop):
-    """The state of a stream that every rank reads is that behind the batch given last, not the one read ahead."""
-
-    def make():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            options = {"dispatch_batches": False, "use_stateful_dataloader": True}
-            return start(**options).prepare(DataLoader(Stream(17), batch_size=2))
-
-    whole = [batch.tolist() for batch in make()]
-    loader = make()
-    for step, _ in enumerate(loader, 1):
-        if step == stop:
-            state, position = loader.state_dict(), loader.cursor.state_dict()
-            break
-    for with_position in (False, True):
-        resumed = make()
-        if with_position:
-            resumed.cursor.load_state_dict(position)
-        resumed.load_state_dict(state)
-        assert [batch.tolist() for batch in resumed] == whole[stop:]
 
 
 @pytest.mark.parametrize("dispatch", [False, True])

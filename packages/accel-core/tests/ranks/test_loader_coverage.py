@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from streams import Stream
+from torch.utils.data import DataLoader
 
 from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.prepare import prepare_data_loader
@@ -15,42 +16,6 @@ from accel_testing import world
 from accel_testing.world import run
 
 LENGTHS, BATCHES = (1, 2, 3, 5, 8, 12, 13, 17), (1, 2, 3, 4)
-
-
-class Stream(IterableDataset):
-    """The numbers from 0 on."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def __iter__(self):
-        return iter(range(self.length))
-
-
-class Rows:
-    """Samples that are a number, its name, and as many ones as the number says."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        if index >= self.length:
-            raise IndexError(index)
-        return index
-
-
-def collate_everything(indices):
-    """Make a batch of numbers, names, objects and padded rows whose width differs between batches."""
-    widest = max(indices) % 5 + 1
-    return {
-        "number": torch.tensor(indices),
-        "name": [f"sample {index}" for index in indices],
-        "thing": [{"index": index} for index in indices],
-        "ragged": torch.tensor([[index] * widest for index in indices]),
-    }
 
 
 def gathered_epoch(loader, wanted=lambda batch: batch):
@@ -105,26 +70,6 @@ CASES = [
 def test_ranks_gather_the_dataset(ranks, drop_last, kind, dispatch, even):
     """Two ranks and more gather the dataset exactly, in order."""
     assert not run(check_matrix, ranks, (kind, dispatch, even, drop_last))
-
-
-@pytest.mark.parametrize("dispatch", [False, True])
-@pytest.mark.parametrize("length", [1, 7, 12, 13])
-@world(2)
-def test_objects_strings_and_ragged_tensors(dispatch, length):
-    """Whatever batches are made of comes back sample by sample; ragged tensors as a list."""
-    loader = prepare_data_loader(
-        DataLoader(Rows(length), batch_size=3, collate_fn=collate_everything), dispatch_batches=dispatch
-    )
-    found = gathered_epoch(loader)
-    assert [value for part in found for value in part["number"].tolist()] == list(range(length))
-    assert [name for part in found for name in part["name"]] == [f"sample {index}" for index in range(length)]
-    assert [thing["index"] for part in found for thing in part["thing"]] == list(range(length))
-    rows = [row for part in found for row in part["ragged"]]
-    assert [row[0].item() for row in rows] == list(range(length))
-    alone = [row for part in gathered_epoch(loader, lambda batch: batch["ragged"]) for row in part]
-    assert [row[0].item() for row in alone] == list(range(length))
-    names = [name for part in gathered_epoch(loader, lambda batch: batch["name"]) for name in part]
-    assert names == [f"sample {index}" for index in range(length)]
 
 
 @world(2)
@@ -191,20 +136,13 @@ def test_workers(kind, dispatch):
     assert [value for part in gathered_epoch(loader) for value in part.tolist()] == list(range(11))
 
 
-class Parted(Stream):
-    """The numbers from 0 on, of which each worker reads its own."""
-
-    def __iter__(self):
-        worker = torch.utils.data.get_worker_info()
-        return iter(range(worker.id, self.length, worker.num_workers))
-
-
 @pytest.mark.parametrize("length", [5, 16, 23])
 @world(2)
 def test_streams_parted_by_worker(length):
     """Workers that read parts of a stream end at different steps, and every sample is still gathered once."""
     loader = prepare_data_loader(
-        DataLoader(Parted(length), batch_size=2, num_workers=2, multiprocessing_context="fork"), dispatch_batches=False
+        DataLoader(Stream(length, parted=True), batch_size=2, num_workers=2, multiprocessing_context="fork"),
+        dispatch_batches=False,
     )
     for _ in range(2):
         found = [value for part in gathered_epoch(loader) for value in part.tolist()]

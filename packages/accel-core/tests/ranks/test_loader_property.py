@@ -10,7 +10,8 @@ import warnings
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from streams import Pythonic, Stream
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from accel_core.data.metrics import gather_for_metrics
 from accel_core.data.prepare import prepare_data_loader
@@ -26,18 +27,6 @@ ON_RANKS = max(20, CASES // 20)
 SAMPLERS = ("sequential", "random", "generator", "seedable", "grouped", "bucket", "eager bucket", "listed", "pythonic")
 
 
-class Stream(IterableDataset):
-    """The numbers from 0 on; with `parted`, workers read a part each."""
-
-    def __init__(self, length, parted=False, first=0):
-        self.length, self.parted, self.first = length, parted, first
-
-    def __iter__(self):
-        worker = torch.utils.data.get_worker_info() if self.parted else None
-        begin, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return iter(range(self.first + begin, self.first + self.length, step))
-
-
 class Grouped(Sampler):
     """A sampler like those that group samples by length: a permutation, sorted inside of chunks."""
 
@@ -51,15 +40,6 @@ class Grouped(Sampler):
         order = torch.randperm(self.length, generator=self.generator).tolist()
         chunks = [sorted(order[first : first + 6], reverse=True) for first in range(0, self.length, 6)]
         return iter([index for chunk in chunks for index in chunk])
-
-
-class Pythonic(Grouped):
-    """A sampler that draws from Python's generator."""
-
-    def __iter__(self):
-        order = list(range(self.length))
-        random.shuffle(order)
-        return iter(order)
 
 
 class Buckets(BatchSampler):
@@ -162,9 +142,9 @@ class Case:
         elif self.sampler == "generator":
             options |= {"shuffle": True, "generator": torch.Generator().manual_seed(self.number)}
         elif self.sampler in ("grouped", "pythonic"):
-            options["sampler"] = {"grouped": Grouped, "pythonic": Pythonic}[self.sampler](self.length)
+            options["sampler"] = Grouped(self.length) if self.sampler == "grouped" else Pythonic(range(self.length))
         streams = self.kind == "stream" or (self.kind == "stateful" and self.number % 2 == 0)
-        data = Stream(self.length, self.parted or workers > 0) if streams else range(self.length)
+        data = Stream(self.length, parted=self.parted or workers > 0) if streams else range(self.length)
         if streams:
             options.pop("shuffle", None)
         with warnings.catch_warnings():
@@ -316,10 +296,14 @@ def gathered(loader, state, stop=None):
         rows = batch["rows"]
         one = gather_for_metrics(rows, state)
         names = gather_for_metrics(batch["names"], state)
+        things = gather_for_metrics(batch["things"], state)
+        ragged = gather_for_metrics(batch["ragged"], state)
         boxes = gather_for_metrics(batch["boxes"], state)
         nested = gather_for_metrics(batch, state)
         assert type(nested) is dict
         assert one.tolist() == nested["rows"].tolist() == [int(name) for name in names]
+        assert things == nested["things"] == [{"index": value} for value in one.tolist()]
+        assert [int(row[0]) for row in ragged] == [int(row[0]) for row in nested["ragged"]] == one.tolist()
         assert [int(box[0, 0]) for box in boxes] == [int(box[0, 0]) for box in nested["boxes"]] == one.tolist()
         found += one.tolist()
         if step == stop:
@@ -328,10 +312,12 @@ def gathered(loader, state, stop=None):
 
 
 def everything(indices):
-    """Make a batch of numbers, names and one tensor a sample, of one shape or of several."""
+    """Make a batch of numbers, names, objects, rows whose width differs between batches, and tensors of any shapes."""
     return {
         "rows": torch.tensor(indices),
         "names": [str(index) for index in indices],
+        "things": [{"index": index} for index in indices],
+        "ragged": torch.tensor([[index] * (max(indices) % 5 + 1) for index in indices]),
         "boxes": [torch.full((20 + (index % 3 if len(indices) % 2 else 0), 2), float(index)) for index in indices],
     }
 

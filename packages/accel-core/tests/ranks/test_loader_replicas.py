@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from streams import Stream
+from torch.utils.data import DataLoader
 
 from accel_core.comm.objects import gather_object
 from accel_core.data.metrics import gather_for_metrics
@@ -19,16 +20,6 @@ SIZES = [
     {"tp": 4},
     {"dp_shard": 4},
 ]
-
-
-class Stream(IterableDataset):
-    """The numbers from 0 on."""
-
-    def __init__(self, length, first=0):
-        self.length, self.first = length, first
-
-    def __iter__(self):
-        return iter(range(self.first, self.first + self.length))
 
 
 def everything(indices):

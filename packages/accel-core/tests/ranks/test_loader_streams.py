@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from streams import Stream
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -22,16 +23,13 @@ from accel_testing import requires, world
 LENGTHS = (5, 8, 0, 3)
 
 
-class Stream(IterableDataset):
-    """Numbers from `first` on; reading `broken` raises."""
-
-    def __init__(self, length, first=0, broken=None):
-        self.length, self.first, self.broken = length, first, broken
+class Broken(Stream):
+    """A stream of which one sample cannot be read."""
 
     def __iter__(self):
-        for value in range(self.first, self.first + self.length):
-            if value == self.broken:
-                raise DataError(f"sample {value} is broken")
+        for value in super().__iter__():
+            if value == 6:
+                raise DataError("sample 6 is broken")
             yield value
 
 
@@ -53,40 +51,27 @@ def read(loader):
     return batches, gathered
 
 
+@pytest.mark.parametrize("end", ["drop", "repeat", "empty"])
 @world(4)
-def test_drop():
-    """By default all ranks end with the shortest stream, here before the first batch."""
-    assert read(own_stream()) == ([], [])
+def test_own_streams_of_different_lengths_end_together(end):
+    """All end with the shortest, here before a batch, or run on: repeating what is not gathered, or without rows."""
+    batches, gathered = read(own_stream(uneven_end=end))
+    every = [100 * rank + value for rank, length in enumerate(LENGTHS) for value in range(length)]
+    assert sorted(gathered) == ([] if end == "drop" else every)
+    if end == "empty":
+        length = LENGTHS[ensure().rank]
+        assert [len(batch) for batch in batches] == [max(0, min(2, length - 2 * step)) for step in range(4)]
+    else:
+        assert len(batches) == (0 if end == "drop" else 4)
+        assert all(batches), "a rank that never had anything borrows"
 
 
 @world(2)
-def test_drop_after_some():
+def test_the_shortest_of_own_streams_ends_all_by_default():
     """What the longer stream still holds is left out, with a warning."""
     batches, gathered = read(own_stream())
     assert batches == [[[0, 1], [2, 3], [4]], [[100, 101], [102, 103], [104, 105]]][ensure().rank]
     assert gathered == [0, 1, 100, 101, 2, 3, 102, 103, 4, 104, 105]
-
-
-@world(4)
-def test_repeat():
-    """Ranks that have run out repeat, one that never had anything borrows, and repeats are not gathered."""
-    batches, gathered = read(own_stream(uneven_end="repeat"))
-    assert len(batches) == 4
-    assert all(batches)
-    expected = [
-        first + value for first, length in zip((0, 100, 200, 300), LENGTHS, strict=True) for value in range(length)
-    ]
-    assert sorted(gathered) == expected
-
-
-@world(4)
-def test_empty():
-    """Ranks that have run out get batches without rows, of the right type."""
-    batches, gathered = read(own_stream(uneven_end="empty"))
-    length = LENGTHS[ensure().rank]
-    assert [len(batch) for batch in batches] == [max(0, min(2, length - 2 * step)) for step in range(4)]
-    assert len(gathered) == sum(LENGTHS)
-    assert sorted(gathered) == sorted(set(gathered))
 
 
 @pytest.mark.parametrize("uneven_end", ["drop", "repeat", "empty"])
@@ -104,8 +89,8 @@ def test_undeclared_streams_of_different_lengths_end(uneven_end):
 def test_a_rank_that_fails_stops_all(dispatch):
     """A rank whose data cannot be read raises its own error, and the others learn of it instead of waiting."""
     rank = ensure().rank
-    broken = 6 if rank == 0 else None
-    loader = prepare_data_loader(DataLoader(Stream(20, broken=broken), batch_size=1), dispatch_batches=dispatch)
+    data = (Stream if rank else Broken)(20)
+    loader = prepare_data_loader(DataLoader(data, batch_size=1), dispatch_batches=dispatch)
     seen = []
     with pytest.raises(DataError if rank == 0 else RemoteRankError) as caught:
         seen.extend(batch.tolist() for batch in loader)
@@ -268,16 +253,8 @@ def test_dispatch_on_a_stateful_loader(kind):
 def test_dispatch_of_a_mixed_batch():
     """Whatever a batch is made of arrives as it was, tensors of any dtype included."""
     batches = [
-        {
-            "a": torch.arange(4).to(torch.bfloat16),
-            "b": ["x", "y", "z", "w"],
-            "c": (torch.ones(4, 2, dtype=torch.bool), 7),
-        },
-        {
-            "a": torch.arange(4).to(torch.bfloat16),
-            "b": ["p", "q", "r", "s"],
-            "c": (torch.zeros(4, 2, dtype=torch.bool), 7),
-        },
+        {"a": torch.arange(4).to(torch.bfloat16), "b": list(letters), "c": (torch.full((4, 2), flag), 7)}
+        for letters, flag in (("xyzw", True), ("pqrs", False))
     ]
     loader = prepare_data_loader(
         DataLoader(batches, batch_size=None), dispatch_batches=True, put_on_device=True, device=torch.device("cpu")

@@ -1,7 +1,5 @@
 """What the reading rank sends to each rank, tried exhaustively without processes."""
 
-import itertools
-
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -30,29 +28,6 @@ def steps_of(loader, ranks, **kwargs):
     reading = Reading.adopt(loader, settings=LoaderSettings(**kwargs))
     reading.ranks = ranks
     return [(group.shares, group.counts) for group in reading._global_batches(iter(loader), EpochState())]
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("split", [False, True])
-def test_every_sample_once_in_order(split, drop_last):
-    """Without repeats, the steps are the dataset in order; with drop_last, its full global batches; parts are equal."""
-    for length, size, ranks in itertools.product(range(1, 41), range(1, 8), range(1, 5)):
-        if split and size % ranks:
-            continue
-        batches = torch.arange(length).split(size)
-        if drop_last:
-            batches = [batch for batch in batches if len(batch) == size]
-        loader = DataLoader([0], batch_size=size)
-        reading = Reading.adopt(loader, settings=LoaderSettings(split_batches=split, drop_last=drop_last))
-        reading.ranks = ranks
-        seen = []
-        for group in reading._global_batches(iter(batches), EpochState()):
-            assert len({len(share) for share in group.shares}) == 1
-            for rank, share in enumerate(group.shares):
-                seen.append(share if group.counts is None else share[: group.counts.real[rank]])
-        whole = size if split else size * ranks
-        expected = torch.arange(length // whole * whole if drop_last else length)
-        assert torch.equal(torch.cat(seen) if seen else torch.arange(0), expected), (length, size, ranks)
 
 
 def test_batches_of_different_widths():

@@ -4,21 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from streams import Stream
+from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.loading import DataLoaderConfiguration
-
-
-class Stream(IterableDataset):
-    """The numbers from 0 on; several workers read a part each."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __iter__(self):
-        worker = torch.utils.data.get_worker_info()
-        return iter(range(self.length) if worker is None else range(worker.id, self.length, worker.num_workers))
 
 
 @pytest.mark.slow
@@ -32,7 +22,7 @@ def test_a_loss_repeated_for_a_full_batch_has_a_row_a_sample(
     """A value repeated once a place keeps one row a sample, of the last batch and of short batches inside a stream."""
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
     kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
-    data: Any = Stream(samples) if streams else range(samples)
+    data: Any = Stream(samples, parted=True) if streams else range(samples)
     loader = accelerator.prepare(DataLoader(data, batch_size=8, **kwargs))  # type: ignore[arg-type]
     kept = [(len(batch), len(accelerator.gather_for_metrics(torch.tensor(0.5).repeat(8)))) for batch in loader]
     assert [rows for rows, _ in kept] == [rows for _, rows in kept]
@@ -40,7 +30,7 @@ def test_a_loss_repeated_for_a_full_batch_has_a_row_a_sample(
 
 
 @pytest.mark.parametrize("dispatch", [None, False, True])
-@pytest.mark.parametrize("data", [list(range(3)), Stream(3)], ids=["map", "stream"])
+@pytest.mark.parametrize("data", [list(range(3)), Stream(3, parted=True)], ids=["map", "stream"])
 def test_the_batch_after_the_loop_counts_its_own_samples(
     fresh_state: None, data: object, dispatch: bool | None
 ) -> None:
@@ -61,7 +51,7 @@ def test_the_batch_after_the_loop_counts_its_own_samples(
 
 
 def test_a_broken_off_evaluation_keeps_the_training_epoch(fresh_state: None) -> None:
-    """What is known of a loader broken off is forgotten with the next batch of the training loader."""
+    """What is known of a loader broken off is forgotten with the next batch of the loader that is trained with."""
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     train = accelerator.prepare(DataLoader(list(range(6)), batch_size=1))  # type: ignore[arg-type]
     evaluation = accelerator.prepare(DataLoader(list(range(2)), batch_size=2))  # type: ignore[arg-type]
@@ -74,3 +64,10 @@ def test_a_broken_off_evaluation_keeps_the_training_epoch(fresh_state: None) -> 
             break
         assert accelerator.gradient_state.active_dataloader is evaluation
     assert synced == [False, True] * 3
+    for _ in train:
+        with accelerator.accumulate():
+            assert not accelerator.sync_gradients
+        break
+    for _ in evaluation:
+        with accelerator.accumulate():
+            assert accelerator.sync_gradients, "its one batch ends it, whatever is left of the other"

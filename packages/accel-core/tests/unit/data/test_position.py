@@ -5,7 +5,8 @@ import random
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from streams import Pythonic, Stream
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from accel_core.data.adapter import stateful_class
 from accel_core.data.prepare import prepare_data_loader
@@ -32,16 +33,6 @@ class Recording:
         return index
 
 
-class Stream(IterableDataset):
-    """The numbers from 0 on."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def __iter__(self):
-        return iter(range(self.length))
-
-
 def make(ranks=1, rank=0, *, data=None, size=2, seedable=False, seed=7, **kwargs):
     """Prepare a shuffled loader as one of several ranks, from the same seed unless told otherwise."""
     torch.manual_seed(seed)
@@ -60,8 +51,6 @@ def values(loader):
 def stop_after(loader, steps):
     """Read some batches of an epoch, then take the position and break off."""
     read = []
-    if not steps:
-        return read, loader.cursor.state_dict()
     for batch in loader:
         read.append(batch.tolist())
         if len(read) == steps:
@@ -72,7 +61,7 @@ def stop_after(loader, steps):
 @pytest.mark.parametrize("kind", ["shuffled", "seedable", "stream"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_stop_and_go_on_at_every_step(ranks, kind):
-    """Stopped after any number of steps, what was read and what follows are the uninterrupted epochs."""
+    """Stopped after any number of steps, what was read and what follows are the uninterrupted epochs, of any seed."""
     data, seedable = Stream(13) if kind == "stream" else None, kind == "seedable"
     for rank in range(ranks):
         whole = make(ranks, rank, data=data, seedable=seedable)
@@ -83,7 +72,7 @@ def test_stop_and_go_on_at_every_step(ranks, kind):
             torch.manual_seed(7)
             torch.empty((), dtype=torch.int64).random_()
             default = torch.get_rng_state()
-            resumed = make(ranks, rank, data=data, seedable=seedable)
+            resumed = make(ranks, rank, data=data, seedable=seedable, seed=99)
             torch.set_rng_state(default)
             resumed.cursor.load_state_dict(position)
             rest = values(resumed) if steps < len(first) else []
@@ -208,28 +197,15 @@ def test_batches_without_a_fixed_size_are_counted_whole():
     assert values(loader) == [[3, 4, 5], [6], [7, 8]]
 
 
-def test_default_generator_is_left_alone_by_a_resume():
-    """Resuming draws the epoch's order once more without moving the default generator."""
-    loader = make()
-    steps = iter(loader)
-    next(steps)
-    position, state = loader.cursor.state_dict(), torch.get_rng_state()
-    following = next(steps).tolist()
-    resumed = make()
-    torch.set_rng_state(state)
-    resumed.cursor.load_state_dict(position)
-    assert next(iter(resumed)).tolist() == following
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_skip_takes_the_place_of_a_loaded_position():
+@pytest.mark.parametrize("seedable", [False, True])
+def test_skip_takes_the_place_of_a_loaded_position(seedable):
     """skip_first_batches counts from the start of the epoch, also after a position was loaded; the epoch then ends."""
-    whole = make(2, seedable=True)
+    whole = make(2, seedable=seedable)
     first, second, third = values(whole), values(whole), values(whole)
-    source = make(2, seedable=True)
+    source = make(2, seedable=seedable)
     values(source)
     _, position = stop_after(source, 2)
-    loader = make(2, seedable=True)
+    loader = make(2, seedable=seedable, seed=1)
     loader.cursor.load_state_dict(position)
     rest = skip_first_batches(loader, 2)
     assert len(rest) == len(second) - 2
@@ -239,16 +215,6 @@ def test_skip_takes_the_place_of_a_loaded_position():
     assert [batch.tolist() for batch in steps] == second[3:]
     assert values(loader) == third
     assert first != second
-
-
-def test_order_of_a_skip_after_a_load():
-    """A skip after a load replays the order of the interrupted epoch, without a seedable sampler too."""
-    whole = make(2)
-    first = values(whole)
-    _, position = stop_after(make(2), 2)
-    loader = make(2, seed=1)
-    loader.cursor.load_state_dict(position)
-    assert [batch.tolist() for batch in skip_first_batches(loader, 2)] == first[2:]
 
 
 def test_the_first_pass_after_a_load_says_where_it_goes_on(caplog):
@@ -269,50 +235,6 @@ def test_the_first_pass_after_a_load_says_where_it_goes_on(caplog):
     ]
 
 
-def test_epoch_moves_on_when_read_to_the_end():
-    """A finished epoch moves the position to the start of the next; a broken-off one leaves it inside."""
-    loader = make(2, seedable=True)
-    values(loader)
-    assert (loader.cursor.epoch, loader.cursor.offset) == (1, 0)
-    stop_after(loader, 1)
-    assert (loader.cursor.epoch, loader.cursor.offset) == (1, 4)
-    loader.cursor.rewind()
-    assert loader.cursor.offset == 0
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_position_between_epochs(ranks):
-    """A position taken between epochs brings the order of those that follow."""
-    kwargs = {"generator": torch.Generator().manual_seed(3)} if ranks == 1 else {}
-    whole = make(ranks, **kwargs)
-    values(whole)
-    position = whole.cursor.state_dict()
-    following = values(whole), values(whole)
-    again = {"generator": torch.Generator().manual_seed(4)} if ranks == 1 else {}
-    loader = make(ranks, seed=99, **again)
-    loader.cursor.load_state_dict(position)
-    assert (values(loader), values(loader)) == following
-
-
-def test_seed_travels_with_the_position():
-    """A loader prepared with another seed goes on in the order of the saved one."""
-    source = make(seedable=True)
-    first = values(make(seedable=True))
-    _, position = stop_after(source, 3)
-    loader = make(seedable=True, seed=99)
-    loader.cursor.load_state_dict(position)
-    assert values(loader) == first[3:]
-
-
-class Parted(IterableDataset):
-    """The numbers from 0 on, of which each worker reads its own."""
-
-    def __iter__(self):
-        worker = torch.utils.data.get_worker_info()
-        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        return iter(range(first, 24, step))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [((2, 2), (1, 2)), ((2, 2), (2, 0)), ((3, 0), (2, 2)), ((1, 2), (1, 1))])
 def test_streams_split_by_worker_need_the_same_workers(before, after):
@@ -320,7 +242,7 @@ def test_streams_split_by_worker_need_the_same_workers(before, after):
 
     def parted(ranks, workers):
         kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
-        return make(ranks, data=Parted(), **kwargs)
+        return make(ranks, data=Stream(24, parted=True), **kwargs)
 
     whole = values(parted(*before))
     read, position = stop_after(parted(*before), 2)
@@ -353,48 +275,44 @@ def test_single_samples_go_on(ranks):
         assert list(skip_first_batches(single(), 1)) == whole[1:]
 
 
-class Pythonic(Sampler):
-    """A sampler that draws its order from Python's generator, as soon as it is asked for an iterator."""
-
-    def __init__(self, length):
-        self.length = length
-
-    def __len__(self):
-        return self.length
-
-    def __iter__(self):
-        order = list(range(self.length))
-        random.shuffle(order)
-        return iter(order)
-
-
 @pytest.mark.parametrize("size", [2, None])
-def test_samplers_that_draw_from_pythons_generator(size):
-    """The order of a sampler that draws from Python's generator comes back, and that generator is left as it is."""
-    data = torch.arange(9)
-    random.seed(3)
-    source = prepare_data_loader(DataLoader(data, batch_size=size, sampler=Pythonic(9)), num_processes=1)
+@pytest.mark.parametrize("sampler", [Pythonic, RandomSampler])
+def test_generators_are_left_alone_by_a_resume(sampler, size):
+    """Orders drawn from Python's generator and from torch's come back, and the generators are left as they are."""
+
+    def single():
+        loader = DataLoader(torch.arange(9), batch_size=size, sampler=sampler(range(9)))
+        return prepare_data_loader(loader, num_processes=1)
+
+    def seed(number):
+        torch.manual_seed(number)
+        random.seed(number)
+
+    seed(3)
+    source = single()
     steps = iter(source)
-    read = [next(steps).tolist() for _ in range(3)]
-    position, rest = source.cursor.state_dict(), [batch.tolist() for batch in steps]
-    random.seed(4)
-    state = random.getstate()
-    loader = prepare_data_loader(DataLoader(data, batch_size=size, sampler=Pythonic(9)), num_processes=1)
+    next(steps), next(steps), next(steps)
+    position, rest = source.cursor.state_dict(), values(steps)
+    seed(4)
+    state, drawn = random.getstate(), torch.get_rng_state()
+    loader = single()
     loader.cursor.load_state_dict(position)
-    assert values(loader) == rest
+    steps = iter(loader)
+    assert next(steps).tolist() == rest[0]
     assert random.getstate() == state
-    assert len(read) == 3
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert values(steps) == rest[1:]
 
 
 class Noisy(Pythonic):
     """A sampler that sorts by normal numbers of Python's generator and of another one."""
 
-    def __init__(self, length, other):
-        super().__init__(length)
+    def __init__(self, data, other):
+        super().__init__(data)
         self.other = other
 
     def __iter__(self):
-        return iter(sorted(range(self.length), key=lambda _: random.gauss(0, 1) + self.other()))
+        return iter(sorted(self.data, key=lambda _: random.gauss(0, 1) + self.other()))
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -406,7 +324,7 @@ def test_samplers_that_draw_normal_numbers(kept):
     for _ in range(kept):
         random.gauss(0, 1)
         np.random.randn()
-    noisy = DataLoader(range(40), batch_size=4, sampler=Noisy(40, np.random.randn))
+    noisy = DataLoader(range(40), batch_size=4, sampler=Noisy(range(40), np.random.randn))
     source, loader = prepare_data_loader(noisy, num_processes=1), prepare_data_loader(noisy, num_processes=1)
     steps = iter(source)
     next(steps)
@@ -459,19 +377,20 @@ def test_a_position_taken_in_inference_mode_is_loaded_in_any(dispatch):
     torch.rand(1)
 
 
+@pytest.mark.parametrize("behind", [0, 1])
 @pytest.mark.parametrize(("ranks", "dispatch"), [(1, None), (2, None), (1, True)])
-def test_a_last_batch_is_the_start_of_the_next_epoch(ranks, dispatch):
-    """A position taken at the last batch, with a generator that moves at an epoch's very end, begins the next epoch."""
+def test_the_end_of_an_epoch_is_the_start_of_the_next(ranks, dispatch, behind):
+    """A position taken at the last batch or behind it, whose generator moves at the very end, begins the next epoch."""
 
-    def twelve():
-        torch.manual_seed(7)
-        loader = DataLoader(range(12), 2, shuffle=True, generator=torch.Generator().manual_seed(3))
+    def twelve(seed=3):
+        torch.manual_seed(seed)
+        loader = DataLoader(range(12), 2, shuffle=True, generator=torch.Generator().manual_seed(seed))
         return prepare_data_loader(loader, num_processes=ranks, process_index=0, dispatch_batches=dispatch)
 
     whole = twelve()
     first, second = values(whole), values(whole)
-    read, position = stop_after(twelve(), len(first))
-    resumed = twelve()
+    read, position = stop_after(twelve(), len(first) + behind)
+    resumed = twelve(4)
     resumed.cursor.load_state_dict(position)
     assert (resumed.cursor.epoch, resumed.cursor.offset, resumed.steps_done) == (1, 0, 0)
     assert (read, values(resumed)) == (first, second)

@@ -9,11 +9,10 @@ import weakref
 
 import pytest
 import torch
+from streams import Pythonic, Stream
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
-    Sampler,
     SequentialSampler,
     SubsetRandomSampler,
 )
@@ -32,19 +31,22 @@ from accel_testing import requires
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
-class Stream(IterableDataset):
-    """The numbers from 0 on, noting the epochs that are set."""
+class Noting:
+    """Notes the epochs that are set."""
 
-    def __init__(self, length):
-        self.length = length
-        self.epochs = []
-
-    def __iter__(self):
-        return iter(range(self.length))
+    epochs = ()
 
     def set_epoch(self, epoch):
         """Note the epoch."""
-        self.epochs.append(epoch)
+        self.epochs = (*self.epochs, epoch)
+
+
+class NotingStream(Noting, Stream):
+    """A stream that is told of epochs."""
+
+
+class NotingSampler(Noting, Pythonic):
+    """A sampler that is told of epochs."""
 
 
 class Doubling(DataLoader):
@@ -57,23 +59,6 @@ class Doubling(DataLoader):
     def __iter__(self):
         for batch in super().__iter__():
             yield batch * self.factor
-
-
-class ByEpoch(Sampler):
-    """A sampler whose order is a function of the epoch."""
-
-    def __init__(self):
-        self.epochs = []
-
-    def __iter__(self):
-        return iter(range(4))
-
-    def __len__(self):
-        return 4
-
-    def set_epoch(self, epoch):
-        """Note the epoch."""
-        self.epochs.append(epoch)
 
 
 def prepare(loader, ranks=2, rank=0, **kwargs):
@@ -153,22 +138,6 @@ def test_seedable_order(ranks):
     assert values(chosen) == [torch.randperm(8, generator=torch.Generator().manual_seed(11)).tolist()]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_seedable_split_batches_are_those_of_one_process(ranks):
-    """With `split_batches` and full batches, the ranks' parts of a step make up the batch of one process, in order."""
-
-    def steps(ranks, rank):
-        torch.manual_seed(3)
-        plain = DataLoader(range(24), batch_size=8, shuffle=True)
-        loader = prepare_data_loader(
-            plain, num_processes=ranks, process_index=rank, split_batches=True, use_seedable_sampler=True
-        )
-        return [batch.tolist() for _ in range(2) for batch in loader]
-
-    parts = [steps(ranks, rank) for rank in range(ranks)]
-    assert [[number for part in step for number in part] for step in zip(*parts, strict=True)] == steps(1, 0)
-
-
 def test_one_process_reads_as_plain_torch():
     """On one process, order and the default generator are those of the plain loader."""
     torch.manual_seed(1)
@@ -183,15 +152,15 @@ def test_one_process_reads_as_plain_torch():
 
 def test_epochs_reach_sampler_and_dataset():
     """Every epoch is told to the sampler or the dataset; a broken-off one is told again."""
-    sampler = ByEpoch()
+    sampler = NotingSampler(range(4))
     loader = prepare(DataLoader(range(4), batch_size=2, sampler=sampler), 1)
     values(loader), values(loader)
     next(iter(loader))
     values(loader)
-    assert sampler.epochs == [0, 1, 2, 2]
-    stream = Stream(4)
+    assert sampler.epochs == (0, 1, 2, 2)
+    stream = NotingStream(4)
     values(prepare(DataLoader(stream, batch_size=2)))
-    assert stream.epochs == [0]
+    assert stream.epochs == (0,)
 
 
 def test_break_keeps_what_is_known_of_the_last_batch():
@@ -305,11 +274,8 @@ def test_set_sampler():
     assert loader.get_sampler() == [3, 2, 1, 0]
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_iterable_parts(split):
-    """Each rank reads its part of a stream; dispatching is the default only where batches go to the device."""
-    parts = [values(prepare(DataLoader(Stream(5), batch_size=2), 2, rank, split_batches=split)) for rank in range(2)]
-    assert parts == ([[[0], [2], [4]], [[1], [3], [0]]] if split else [[[0, 1], [4, 0]], [[2, 3], [1, 2]]])
+def test_streams_are_dispatched_where_batches_go_to_the_device():
+    """Dispatching is the default there alone, and can be asked for elsewhere."""
     kinds = [type(prepare(DataLoader(Stream(5)), put_on_device=put)).__name__ for put in (False, True)]
     assert kinds == ["DataLoaderShard", "DataLoaderDispatcher"]
     assert isinstance(prepare(DataLoader(range(5)), dispatch_batches=True), DataLoaderDispatcher)
@@ -405,7 +371,10 @@ SHARDED = {
 
 @pytest.mark.parametrize("found", SHARDED)
 def test_double_sharding_is_refused(found):
-    """A loader that is split already is recognized; the error offers to remove the split or to keep it."""
+    """A loader that is split already is recognized; the error offers to remove the split or to keep it, as it is then.
+
+    One process has nothing to split.
+    """
     loader = SHARDED[found]()
     before = dict(loader.__dict__)
     with pytest.raises(DoubleShardingError, match=found) as caught:
@@ -413,11 +382,6 @@ def test_double_sharding_is_refused(found):
     assert "remove that split" in str(caught.value)
     assert "already_sharded(loader)" in str(caught.value)
     assert loader.__dict__ == before
-
-
-@pytest.mark.parametrize("found", SHARDED)
-def test_ways_out_of_double_sharding(found):
-    """Kept by either way out, the split is left alone; one process has nothing to split."""
     plain = values(SHARDED[found]())
     assert values(prepare(SHARDED[found](), sharding="local")) == plain
     assert values(prepare(already_sharded(SHARDED[found]()))) == plain
@@ -440,33 +404,23 @@ def test_a_dataset_that_knows_a_rank_and_is_map_style():
     assert values(prepare(DataLoader(Data(range(4)), batch_size=1))) == [[0], [2]]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [None, 1, 2])
 def test_skip_first_batches(ranks):
-    """A skipping loader gives the rest of every epoch, knows its length, and its class is the user's."""
-    loader = prepare(Doubling(9, factor=1), ranks)
+    """A skipping loader, of a plain one too, gives the rest of every epoch, knows its length, and has its class."""
+    loader = Doubling(9, factor=2) if ranks is None else prepare(Doubling(9, factor=2), ranks)
     whole = values(loader)
     skipping = skip_first_batches(loader, 2)
     assert isinstance(skipping, Doubling)
     assert len(skipping) == len(whole) - 2
-    assert values(skipping) == whole[2:]
-    assert values(skipping) == whole[2:]
+    assert values(skipping) == values(skipping) == whole[2:]
     assert values(loader) == whole
 
 
-def test_skip_of_plain_loaders():
-    """Loaders that are not prepared can skip too."""
-    loader = Doubling(9, factor=2)
-    skipping = skip_first_batches(loader, 1)
-    assert isinstance(skipping, Doubling)
-    assert (len(skipping), values(skipping)) == (4, [[4, 6], [8, 10], [12, 14], [16]])
-    assert len(values(loader)) == 5
-    stream = skip_first_batches(DataLoader(Stream(5), batch_size=2), 1)
-    assert isinstance(stream, SkipDataLoader)
-    assert values(stream) == values(stream) == [[2, 3], [4]]
-
-
 def test_skip_of_a_stream():
-    """A prepared stream skips as well, and tells its end."""
+    """A stream skips as well in every epoch, and a prepared one tells its end."""
+    plain = skip_first_batches(DataLoader(Stream(5), batch_size=2), 1)
+    assert isinstance(plain, SkipDataLoader)
+    assert values(plain) == values(plain) == [[2, 3], [4]]
     loader = skip_first_batches(prepare(DataLoader(Stream(9), batch_size=2)), 1)
     assert [(batch.tolist(), loader.end_of_dataloader) for batch in loader] == [([4, 5], False), ([8, 0], True)]
 
@@ -534,47 +488,12 @@ def test_pickles_at_any_time(options):
             assert sum(map(len, revived)) == samples - loader.total_batch_size
 
 
-@pytest.mark.slow
-@requires("torchdata")
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_stateful_loader(ranks, streams, workers):
-    """On torchdata's loader, the state taken at any batch brings back exactly what follows; classes are kept."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def make():
-        kwargs = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
-        data = Stream(11) if streams else range(11)
-        return prepare(DataLoader(data, batch_size=2, **kwargs), ranks, use_stateful_dataloader=True)
-
-    whole = values(make())
-    assert isinstance(make(), StatefulDataLoader)
-    for stop in (1, len(whole) - 1):
-        loader = make()
-        for step, _ in enumerate(loader, 1):
-            if step == stop:
-                state = loader.state_dict()
-                break
-        resumed = make()
-        resumed.load_state_dict(state)
-        assert values(resumed) == whole[stop:], stop
-        assert values(resumed) == whole
-    kept = prepare(Doubling(9, factor=3), use_stateful_dataloader=True)
-    assert isinstance(kept, Doubling)
-    assert isinstance(kept, StatefulDataLoader)
-    assert values(kept) == [[0, 3], [12, 15], [24, 0]]
-    built = DataLoaderShard(range(5), use_stateful_dataloader=True, batch_size=2)
-    assert isinstance(built, StatefulDataLoader)
-    assert values(built) == [[0, 1], [2, 3], [4]]
-
-
 @requires("torchdata")
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("streams", [False, True])
 def test_stateful_loader_skips_and_takes_positions(streams):
-    """Skipping and cursors work on torchdata's loader too; a state and a position of one checkpoint do not add up."""
+    """A state, a position and both bring back what follows on torchdata's loader, which skips too; classes are kept."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
     def make():
         torch.manual_seed(7)
@@ -589,11 +508,18 @@ def test_stateful_loader_skips_and_takes_positions(streams):
     steps = iter(loader)
     next(steps), next(steps)
     position, state = loader.cursor.state_dict(), loader.state_dict()
-    by_position, by_both = make(), make()
+    by_position, by_state, by_both = make(), make(), make()
     by_position.cursor.load_state_dict(position)
+    by_state.load_state_dict(state)
     by_both.cursor.load_state_dict(position)
     by_both.load_state_dict(state)
-    assert values(by_position) == values(by_both) == whole[2:]
+    assert values(by_position) == values(by_state) == values(by_both) == whole[2:]
+    kept = prepare(Doubling(9, factor=3), use_stateful_dataloader=True)
+    assert isinstance(kept, Doubling)
+    assert values(kept) == [[0, 3], [12, 15], [24, 0]]
+    built = DataLoaderShard(range(5), use_stateful_dataloader=True, batch_size=2)
+    assert values(built) == [[0, 1], [2, 3], [4]]
+    assert all(isinstance(each, StatefulDataLoader) for each in (loader, kept, built))
 
 
 def test_a_full_batch_costs_four_calls():

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from streams import Stream
+from torch.utils.data import DataLoader
 
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.data.transfer import _overlapped, placed
@@ -13,15 +14,8 @@ from accel_core.data.transfer import _overlapped, placed
 pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
-class Stream(IterableDataset):
-    """The numbers from 0 to 4."""
-
-    def __iter__(self):
-        return iter(range(5))
-
-
 @pytest.mark.parametrize("kwargs", [{}, {"dispatch_batches": False}, {"non_blocking": True}])
-@pytest.mark.parametrize("data", [range(5), Stream()], ids=["map", "stream"])
+@pytest.mark.parametrize("data", [range(5), Stream(5)], ids=["map", "stream"])
 def test_every_batch_is_moved(data, kwargs):
     """Each tensor of each batch lies on the device, the filled-up last one included."""
     loader = prepare_data_loader(

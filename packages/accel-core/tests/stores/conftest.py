@@ -1,12 +1,9 @@
 """An object store for all tests of this folder, and a bucket for each."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from store_server import LIBRARY, SCHEME, FaultyProxy, file_system, serving, settings
 
 from accel_core.checkpoint.remote import storage, store

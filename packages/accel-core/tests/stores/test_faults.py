@@ -2,12 +2,9 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from small_run import build, save_when_told, set_to, stored, values
 from store_server import FAULTS, KIND, FaultyProxy, settings
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from small_run import build, set_to, stored, values
 from store_server import KIND, SCHEME, FaultyProxy, settings
 
@@ -70,6 +68,7 @@ def whole(series: str) -> list[int]:
 
 
 S3_ALONE = pytest.mark.skipif(SCHEME != "s3", reason="speaks S3 itself")
+pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 @pytest.fixture(params=["s3", "memory"])
@@ -81,7 +80,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return f"memory://{tmp_path.name}/run"  # in this process, and no other test has it
 
 
-def test_a_run_comes_back_from_a_store(address: str, fresh_state: None) -> None:
+def test_a_run_comes_back_from_a_store(address: str) -> None:
     """What was saved to an address is loaded from it, into the same values, and the paths that come back say where."""
     given = save_state(build(3.0), address)
     assert str(given) == address
@@ -91,7 +90,7 @@ def test_a_run_comes_back_from_a_store(address: str, fresh_state: None) -> None:
     assert (str(report.folder), report.findings) == (address, [])
 
 
-def test_a_series_keeps_the_newest(address: str, fresh_state: None) -> None:
+def test_a_series_keeps_the_newest(address: str) -> None:
     """Numbered checkpoints go to the project's address, `total_limit` of them stay, and the newest is loaded."""
     project = {"project_dir": address, "automatic_checkpoint_naming": True, "total_limit": 2}
     run = build(1.0, **project)
@@ -107,7 +106,7 @@ def test_a_series_keeps_the_newest(address: str, fresh_state: None) -> None:
     assert whole(f"{address}/checkpoints") == [2, 3]
 
 
-def test_the_folder_of_a_save_is_an_ordinary_checkpoint(address: str, tmp_path: Path, fresh_state: None) -> None:
+def test_the_folder_of_a_save_is_an_ordinary_checkpoint(address: str, tmp_path: Path) -> None:
     """Copied to a disk with the store's own tool, it is loaded like any folder."""
     import fsspec
 
@@ -118,7 +117,7 @@ def test_the_folder_of_a_save_is_an_ordinary_checkpoint(address: str, tmp_path: 
     assert stored(tmp_path / "copied") == {3.0}
 
 
-def test_a_save_in_the_background_reaches_the_store(bucket: str, fresh_state: None) -> None:
+def test_a_save_in_the_background_reaches_the_store(bucket: str) -> None:
     """`blocking=False` uploads while the run goes on, with the values of the call."""
     run = build(4.0)
     handle = save_state(run, f"{bucket}/run", blocking=False)
@@ -128,7 +127,7 @@ def test_a_save_in_the_background_reaches_the_store(bucket: str, fresh_state: No
     assert stored(f"{bucket}/run") == {4.0}
 
 
-def test_nothing_is_left_of_the_save_before(address: str, fresh_state: None) -> None:
+def test_nothing_is_left_of_the_save_before(address: str) -> None:
     """After a save over another one, the address holds one commit, one manifest and the files of the manifest."""
     run = build(1.0)
     save_state(run, address)
@@ -139,7 +138,7 @@ def test_nothing_is_left_of_the_save_before(address: str, fresh_state: None) -> 
     assert stored(address) == {2.0}
 
 
-def test_the_second_of_two_writers_is_refused(bucket: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None) -> None:
+def test_the_second_of_two_writers_is_refused(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A save during which another one committed is refused, whenever that was, and the other one stands."""
     run, other = build(1.0), build(1.0)
     save_state(run, f"{bucket}/run")
@@ -257,21 +256,11 @@ def fail_on_one_rank(variables: dict[str, str], address: str, temporary: str) ->
 
 
 @S3_ALONE
-def test_ranks_agree_on_what_fails_on_one(s3: FaultyProxy, bucket: str, tmp_path: Path, fresh_state: None) -> None:
+def test_ranks_agree_on_what_fails_on_one(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:
     """A rank that cannot write makes the save fail on all ranks, with the same error and nothing committed."""
     save_state(build(1.0), f"{bucket}/run")
     fail_on_one_rank(settings(s3), f"{bucket}/other", str(tmp_path))
     assert objects(f"{bucket}/other") == []
-
-
-def test_files_of_hooks_are_saved_and_fetched(bucket: str, fresh_state: None) -> None:
-    """What a save hook writes is part of the checkpoint, and a load hook finds it."""
-    run, seen = build(3.0), []
-    run.save_state_pre_hooks[0] = lambda models, weights, folder: Path(folder, "note.txt").write_text("kept")
-    save_state(run, f"{bucket}/run")
-    run.load_state_pre_hooks[0] = lambda models, folder: seen.append(Path(folder, "note.txt").read_text())
-    load_state(run, f"{bucket}/run")
-    assert seen == ["kept"]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +274,7 @@ def test_files_of_hooks_are_saved_and_fetched(bucket: str, fresh_state: None) ->
     ],
 )
 def test_addresses_that_cannot_be_are_refused(
-    given: str, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_state: None
+    given: str, error: type[Exception], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An address that no store can have is refused by name, and no folder of that name is made."""
     monkeypatch.chdir(tmp_path)
@@ -297,14 +286,14 @@ def test_addresses_that_cannot_be_are_refused(
     assert [each.name for each in tmp_path.iterdir() if not each.name.startswith("accel-")] == []
 
 
-def test_fsspec_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, fresh_state: None) -> None:
+def test_fsspec_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without fsspec, an address is refused with what to install."""
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'accel-core\[remote\]'"):
         save_state(build(1.0), "s3://bucket/run")
 
 
-def test_a_bucket_that_is_not_there_is_named(s3: FaultyProxy, fresh_state: None) -> None:
+def test_a_bucket_that_is_not_there_is_named(s3: FaultyProxy) -> None:
     """Saving to or loading from a bucket that nobody made says so."""
     # gcsfs lists nothing in a bucket that is not there.
     for call in (save_state, load_state) if SCHEME == "s3" else (save_state,):
@@ -312,7 +301,7 @@ def test_a_bucket_that_is_not_there_is_named(s3: FaultyProxy, fresh_state: None)
             call(build(1.0), f"{SCHEME}://nobody-made-it/run")
 
 
-def test_the_accelerator_probes_a_project_in_a_store(s3: FaultyProxy, bucket: str, fresh_state: None) -> None:
+def test_the_accelerator_probes_a_project_in_a_store(s3: FaultyProxy, bucket: str) -> None:
     """What cannot be saved to is refused before the first step; trackers are given no address for their files."""
     cases = {f"{SCHEME}://nobody-made-it/run": "The bucket of", "s3x://bucket/run": "Protocol not known"}
     if KIND == "seaweedfs":  # which makes a bucket where one lacks
@@ -336,9 +325,8 @@ def test_the_accelerator_probes_a_project_in_a_store(s3: FaultyProxy, bucket: st
 
 @pytest.mark.parametrize(("denied", "doing"), [("P", "Writing"), ("DELETE", "Deleting"), ("GET", "Listing")])
 def test_what_is_not_allowed_is_found_before_anything_is_staged(
-    s3: FaultyProxy, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str, doing: str,
-    fresh_state: None,
-) -> None:  # fmt: skip
+    s3: FaultyProxy, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, denied: str, doing: str
+) -> None:
     """Writing, deleting and listing are tried with a small object before anything is collected."""
     count = s3.count
     monkeypatch.setattr(s3, "count", lambda verb, *rest: "denied" if verb.startswith(denied) else count(verb, *rest))
@@ -358,7 +346,7 @@ class Unauthorized(Exception):
     [(OSError("Forbidden: b/run\nno right"), "is not allowed"), (Unauthorized("x"), "There are no credentials")],
 )
 def test_other_libraries_ways_to_refuse_are_known(
-    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_state: None
+    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What will not pass is named at once, where a library has no error of its own for it."""
     calls = itertools.count()
@@ -373,9 +361,7 @@ def test_other_libraries_ways_to_refuse_are_known(
     assert next(calls) == 1
 
 
-def test_a_library_that_takes_the_mode_unnamed_is_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fresh_state: None
-) -> None:
+def test_a_library_that_takes_the_mode_unnamed_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The library of abfs:// lists the flag that fsspec's mode sets, and not the mode."""
     kind = "fsspec.implementations.memory.MemoryFileSystem.pipe_file"
     put = pytest.importorskip("fsspec.implementations.memory").MemoryFileSystem.pipe_file
@@ -388,16 +374,14 @@ def test_a_library_that_takes_the_mode_unnamed_is_used(
     assert stored(f"memory://{tmp_path.name}/run") == {1.0}
 
 
-def test_a_clock_that_is_off_is_named(s3: FaultyProxy, bucket: str, fresh_state: None) -> None:
+def test_a_clock_that_is_off_is_named(s3: FaultyProxy, bucket: str) -> None:
     """What a store says of a wrong clock comes with what to do."""
     s3.begin("skewed", 0, lasting=True)
     with pytest.raises(ConfigurationError, match="this machine's clock is off"):
         save_state(build(1.0), f"{bucket}/run")
 
 
-def test_a_store_without_conditional_puts_is_refused(
-    bucket: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None
-) -> None:
+def test_a_store_without_conditional_puts_is_refused(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that lets a second put replace the first is refused: two writers could mix a checkpoint there."""
     overwrite = lambda self, name, content: self._fs.pipe_file(self._path(name), content)  # noqa: E731
     monkeypatch.setattr(store.Store, "_create", overwrite)
@@ -406,7 +390,7 @@ def test_a_store_without_conditional_puts_is_refused(
     assert objects(bucket) == []
 
 
-def test_a_number_that_is_taken_is_refused(address: str, fresh_state: None) -> None:
+def test_a_number_that_is_taken_is_refused(address: str) -> None:
     """A run that begins anew in the address of another one's series says so and replaces nothing."""
     project = {"project_dir": address, "automatic_checkpoint_naming": True}
     save_state(build(1.0, **project))
@@ -415,7 +399,7 @@ def test_a_number_that_is_taken_is_refused(address: str, fresh_state: None) -> N
     assert stored(None, **project) == {1.0}
 
 
-def test_half_a_checkpoint_is_no_checkpoint(address: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None) -> None:
+def test_half_a_checkpoint_is_no_checkpoint(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files without a commit are not loaded, the error counts them, and the next save deletes them."""
 
     def stop(self: RemoteStorage, *given: object) -> None:
@@ -434,7 +418,7 @@ def test_half_a_checkpoint_is_no_checkpoint(address: str, monkeypatch: pytest.Mo
     assert stored(address) == {3.0}
 
 
-def test_what_lost_a_file_is_left_out_of_a_series(address: str, fresh_state: None) -> None:
+def test_what_lost_a_file_is_left_out_of_a_series(address: str) -> None:
     """The newest checkpoint of which somebody deleted a file is not loaded, and the one before is."""
     project = {"project_dir": address, "automatic_checkpoint_naming": True}
     run = build(1.0, **project)
@@ -460,7 +444,7 @@ def save_series_of_many(variables: dict[str, str], address: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["accel_manifest/1.json", "random_states_1.pkl"])
-def test_what_lost_a_file_of_many_ranks_is_left_out(s3: FaultyProxy, bucket: str, name: str, fresh_state: None) -> None:
+def test_what_lost_a_file_of_many_ranks_is_left_out(s3: FaultyProxy, bucket: str, name: str) -> None:
     """A list of a rank, or a file in one, that somebody deleted: the checkpoint before is loaded."""
     save_series_of_many(settings(s3), bucket)
     project = {"project_dir": bucket, "automatic_checkpoint_naming": True}
@@ -475,7 +459,7 @@ def test_what_lost_a_file_of_many_ranks_is_left_out(s3: FaultyProxy, bucket: str
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "accel_manifest.json"])
-def test_bytes_that_changed_in_the_store_are_found(address: str, name: str, fresh_state: None) -> None:
+def test_bytes_that_changed_in_the_store_are_found(address: str, name: str) -> None:
     """A file with a changed byte, or a manifest of another save, is an error by name and changes nothing."""
     save_state(build(1.0), address)
     at = place(address)
@@ -500,7 +484,7 @@ def test_a_large_file_arrives_whole(bucket: str, monkeypatch: pytest.MonkeyPatch
     assert at.read("large") == path.read_bytes()
 
 
-def test_a_full_disk_is_named(address: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None) -> None:
+def test_a_full_disk_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where staging fills the disk, the error says so; nothing is committed."""
 
     def write(self: HashingFile, data: object) -> int:
@@ -529,7 +513,7 @@ def test_a_folder_of_a_living_process_is_left_alone(tmp_path: Path) -> None:
         assert not each.folder.exists()
 
 
-def test_every_changed_byte_of_a_commit_is_found(tmp_path: Path, fresh_state: None) -> None:
+def test_every_changed_byte_of_a_commit_is_found(tmp_path: Path) -> None:
     """A commit has no digest of its own: what it names is not there then, or not what it says."""
     address = f"memory://{tmp_path.name}/run"
     save_state(build(1.0), address)

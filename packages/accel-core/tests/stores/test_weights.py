@@ -1,16 +1,13 @@
 """Weights alone at an address: written in one step, read by whoever reads weights."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parent))
 from small_run import build
 from store_server import FaultyProxy
+from torch import nn
 
 from accel_core.checkpoint.address import Address, address_of
 from accel_core.checkpoint.remote import store
@@ -18,6 +15,8 @@ from accel_core.checkpoint.remote.weights import local_weights
 from accel_core.checkpoint.save import save_state
 from accel_core.checkpoint.weights import load_model, save_model
 from accel_core.errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
+
+pytestmark = pytest.mark.usefixtures("fresh_state")
 
 
 def net(value: float) -> nn.Module:
@@ -44,7 +43,7 @@ def listed(address: str) -> list[str]:
 
 
 @pytest.mark.parametrize("safe", [True, False])
-def test_weights_come_back_in_each_form(bucket: str, safe: bool, fresh_state: None) -> None:
+def test_weights_come_back_in_each_form(bucket: str, safe: bool) -> None:
     """One file, shards, and one file again, each in place of the one before, of which nothing stays."""
     at = f"{bucket}/weights"
     single = "model.safetensors" if safe else "pytorch_model.bin"
@@ -56,7 +55,7 @@ def test_weights_come_back_in_each_form(bucket: str, safe: bool, fresh_state: No
         assert len({name.partition("/")[0] for name in names if "/" in name}) == (limit == "0.4KB")
 
 
-def test_shards_are_what_other_readers_expect(bucket: str, fresh_state: None) -> None:
+def test_shards_are_what_other_readers_expect(bucket: str) -> None:
     """The index names each shard by its path below the folder, which holds what the index says."""
     at = f"{bucket}/weights"
     save_model(net(2.0), None, at, max_shard_size="0.4KB")
@@ -68,7 +67,7 @@ def test_shards_are_what_other_readers_expect(bucket: str, fresh_state: None) ->
 
 @pytest.mark.parametrize("limits", [("10GB", "10GB"), ("10GB", "0.4KB"), ("0.4KB", "10GB"), ("0.4KB", "0.4KB")])
 def test_a_save_that_stops_anywhere_leaves_the_old_or_the_new(
-    s3: FaultyProxy, bucket: str, limits: tuple[str, str], fresh_state: None
+    s3: FaultyProxy, bucket: str, limits: tuple[str, str]
 ) -> None:
     """Where every request fails from one on, what is read afterwards are the old weights or the new ones."""
     at, outcomes = f"{bucket}/weights", set()
@@ -89,7 +88,7 @@ def test_a_save_that_stops_anywhere_leaves_the_old_or_the_new(
     assert outcomes == {1.0, 2.0}
 
 
-def test_weights_of_a_whole_run_are_found(s3: FaultyProxy, bucket: str, fresh_state: None) -> None:
+def test_weights_of_a_whole_run_are_found(s3: FaultyProxy, bucket: str) -> None:
     """The address of a checkpoint of `save_state` is one of weights too; its optimizer is not fetched."""
     save_state(build(3.0), f"{bucket}/run")
     s3.begin()
@@ -99,7 +98,7 @@ def test_weights_of_a_whole_run_are_found(s3: FaultyProxy, bucket: str, fresh_st
     assert [path for _, path, _ in s3.seen if "optimizer" in path] == []
 
 
-def test_one_file_of_many_is_fetched_alone(s3: FaultyProxy, bucket: str, fresh_state: None) -> None:
+def test_one_file_of_many_is_fetched_alone(s3: FaultyProxy, bucket: str) -> None:
     """The address of one file fetches that one."""
     save_model(net(2.0), None, f"{bucket}/weights")
     save_model(net(3.0), None, f"{bucket}/weights", safe_serialization=False)
@@ -109,7 +108,7 @@ def test_one_file_of_many_is_fetched_alone(s3: FaultyProxy, bucket: str, fresh_s
     ]
 
 
-def test_weights_are_fetched_once(s3: FaultyProxy, bucket: str, fresh_state: None) -> None:
+def test_weights_are_fetched_once(s3: FaultyProxy, bucket: str) -> None:
     """A second reader of the same weights fetches nothing, and after a save the new ones are read."""
     save_model(net(2.0), None, f"{bucket}/weights")
     first = local_weights(f"{bucket}/weights")
@@ -120,7 +119,7 @@ def test_weights_are_fetched_once(s3: FaultyProxy, bucket: str, fresh_state: Non
     assert read(f"{bucket}/weights") == {3.0}
 
 
-def test_weights_that_are_not_there_or_damaged_are_named(bucket: str, fresh_state: None) -> None:
+def test_weights_that_are_not_there_or_damaged_are_named(bucket: str) -> None:
     """Nothing at an address, and a file of a checkpoint with other bytes than its digest says, are errors by name."""
     with pytest.raises(CheckpointNotFoundError, match="There are no weights at"):
         local_weights(f"{bucket}/nothing")
@@ -137,9 +136,7 @@ def test_weights_that_are_not_there_or_damaged_are_named(bucket: str, fresh_stat
         local_weights(f"{bucket}/run")
 
 
-def test_weights_replaced_during_a_fetch_are_not_mixed(
-    bucket: str, monkeypatch: pytest.MonkeyPatch, fresh_state: None
-) -> None:
+def test_weights_replaced_during_a_fetch_are_not_mixed(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of a file of which some were read before it was replaced and some after it are an error."""
     at = f"{bucket}/weights"
     save_model(net(2.0), None, at)

@@ -14,7 +14,6 @@ from accel_core.accelerator import Accelerator
 from accel_core.comm import collectives, objects
 from accel_core.comm.padding import pad_across_processes
 from accel_core.errors import DeviceUnavailableError
-from accel_core.optim.local_sgd import LocalSGD
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.process import world
 from accel_core.random import set_seed
@@ -167,19 +166,3 @@ def test_a_compiled_model_trains_as_one_that_is_not(regional: bool, precision: s
     tolerance = 1e-4 if precision == "no" else 2e-2
     torch.testing.assert_close(losses[True], losses[False], rtol=tolerance, atol=tolerance)
     assert losses[True][-1] < losses[True][0]
-
-
-def test_local_sgd_of_one_process_changes_nothing() -> None:
-    """One process has nobody to average with, and trains as without."""
-    weights = []
-    for enabled in (False, True):
-        accelerator, plain = Accelerator(), Blocks()
-        model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
-        with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=2, enabled=enabled) as local:
-            for _ in range(3):
-                accelerator.backward(model(torch.ones(4, 32, device=DEVICE)).square().mean())
-                optimizer.step()
-                optimizer.zero_grad()
-                local.step()
-        weights.append([parameter.detach().clone() for parameter in model.parameters()])
-    assert all(map(torch.equal, *weights))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accel_core.accelerator import Accelerator
-from accel_core.comm import collectives, objects, packing, padding, transport
+from accel_core.comm import collectives, objects, padding, transport
 from accel_core.errors import (
     CollectiveError,
     ConfigurationError,
@@ -72,26 +72,6 @@ def test_gather_of_odd_tensors():
     gathered = collectives.gather(sequence)
     assert type(gathered) is type(sequence)
     assert gathered[0].tolist() == [1.0, 1.0]
-
-
-@world(2)
-def test_gather_larger_than_a_frame():
-    """What does not fit into the frame, and what is too large to pack, arrives the same."""
-    here = ensure()
-    packing._ALONE = 400_000
-    generator = torch.Generator().manual_seed(0)
-    everywhere = [
-        {
-            "a": torch.rand(100_000, generator=generator),
-            "b": torch.rand(300_000, generator=generator),
-            "c": torch.ones(2),
-        }
-        for _ in range(2)
-    ]
-    assert transport.largest_frame(2) < 400_000
-    gathered = collectives.gather(everywhere[here.rank])
-    for key in "abc":
-        assert gathered[key].equal(torch.cat([part[key] for part in everywhere]))
 
 
 @world(2)

@@ -1,8 +1,6 @@
-"""Loggers, progress bars and seeds on real gloo ranks."""
+"""Loggers and generators on real gloo ranks."""
 
-import io
 import logging
-import random
 
 import torch
 
@@ -10,9 +8,8 @@ from accel_core.comm.objects import gather_object
 from accel_core.logging import get_logger
 from accel_core.options.enums import RNGType
 from accel_core.process.world import ensure
-from accel_core.random import set_seed, synchronize_rng_state, synchronize_rng_states
-from accel_core.tqdm import tqdm
-from accel_testing import requires, world
+from accel_core.random import synchronize_rng_state, synchronize_rng_states
+from accel_testing import world
 
 
 @world(2)
@@ -34,30 +31,6 @@ def test_who_writes(tmp_path):
     gather_object([rank])
     written = (tmp_path / "log").read_text().splitlines()
     assert sorted(written[3:]) == [f"[RANK 0] all {place}", f"[RANK 1] all {place}"]
-
-
-@requires("tqdm")
-@world(2)
-def test_one_progress_bar():
-    """The first process of the machine shows a bar; all do on request."""
-    rank = ensure().rank
-    shown = io.StringIO()
-    assert list(tqdm(range(3), file=shown)) == [0, 1, 2]
-    assert bool(shown.getvalue()) == (rank == 0)
-    everywhere = io.StringIO()
-    list(tqdm(range(3), file=everywhere, main_process_only=False))
-    assert everywhere.getvalue()
-
-
-@world(2)
-def test_seeds_by_rank():
-    """device_specific adds the rank to the seed; otherwise all ranks draw the same numbers."""
-    rank = ensure().rank
-    set_seed(5)
-    drawn = gather_object([(random.random(), torch.rand(1).item())])
-    assert drawn[0] == drawn[1]
-    set_seed(5, device_specific=True)
-    assert torch.initial_seed() == 5 + rank
 
 
 @world(2)

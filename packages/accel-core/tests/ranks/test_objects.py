@@ -1,4 +1,4 @@
-"""Objects, triggers and agreement on real gloo ranks."""
+"""Objects on real gloo ranks."""
 
 import os
 import resource
@@ -9,10 +9,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from accel_core.accelerator import Accelerator
-from accel_core.comm import control, objects, transport
+from accel_core.comm import objects, transport
 from accel_core.data.scatter import ScatterChannel
 from accel_core.errors import (
-    CheckpointError,
     CollectiveError,
     RankDisagreementError,
     RemoteRankError,
@@ -121,26 +120,3 @@ def test_broadcast_object_lists_of_different_lengths():
     with pytest.raises(RankDisagreementError, match=r"the value: 1 objects\n.*the value: 2 objects"):
         objects.broadcast_object_list(mine)
     assert mine == [0] * (rank + 1)
-
-
-@world(3)
-def test_agree_raises_everywhere():
-    """The failing rank raises its own error, the others one that names it; then the ranks go on."""
-    rank = ensure().rank
-    control.agree(None, "load_state")
-    failure = CheckpointError("weights.bin is cut short") if rank == 1 else None
-    with pytest.raises(CheckpointError if failure else RemoteRankError, match=r"weights.bin is cut short") as caught:
-        control.agree(failure, "load_state")
-    if failure:
-        assert caught.value is failure
-    else:
-        assert "rank 1 failed: CheckpointError" in str(caught.value)
-    control.agree(None, "load_state")
-
-
-@world(2)
-def test_agree_on_different_things():
-    """Ranks that agree on different things are told so."""
-    rank = ensure().rank
-    with pytest.raises(RankDisagreementError, match=r"(?s)rank 0: load at.*rank 1: save at"):
-        control.agree(None, "save" if rank else "load")

@@ -144,7 +144,7 @@ def test_random_states_of_another_step_are_not_taken(tmp_path: Path) -> None:
 
 @world(2)
 def test_hooks_of_scripts_run_on_the_rank_that_saves(tmp_path: Path) -> None:
-    """A hook that writes the model in its own way and takes it from the list is called on rank 0 alone."""
+    """One that writes the model in its own way and takes it from the list is called on rank 0 alone, until removed."""
     as_the_drop_in()
     own = Training()
     called: list[int] = []
@@ -160,8 +160,7 @@ def test_hooks_of_scripts_run_on_the_rank_that_saves(tmp_path: Path) -> None:
             state = torch.load(os.path.join(folder, "own.pt"), weights_only=True)
             own.accelerator.unwrap_model(models.pop()).load_state_dict(state)
 
-    own.accelerator.register_save_state_pre_hook(write)
-    own.accelerator.register_load_state_pre_hook(read)
+    handles = own.accelerator.register_save_state_pre_hook(write), own.accelerator.register_load_state_pre_hook(read)
     saved = own.weights()
     if own.accelerator.is_main_process:
         own.accelerator.save_state(str(tmp_path / "ckpt"))
@@ -170,6 +169,11 @@ def test_hooks_of_scripts_run_on_the_rank_that_saves(tmp_path: Path) -> None:
     own.accelerator.load_state(str(tmp_path / "ckpt"))
     assert own.weights() == saved
     assert sorted(os.listdir(tmp_path / "ckpt"))[-2:] == ["own.pt", "random_states_0.pkl"]
+    for handle in handles:
+        handle.remove()
+    own.accelerator.save_state(str(tmp_path / "plain"))
+    own.accelerator.load_state(str(tmp_path / "plain"))
+    assert called == [0] * own.accelerator.is_main_process
 
 
 def parted(kind: str) -> Training:

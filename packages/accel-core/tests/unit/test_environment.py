@@ -1,4 +1,4 @@
-"""Every name of an environment variable that Accelerate is seen to use: what it does here, or why it does nothing."""
+"""Every environment variable that Accelerate is seen to use: what it does here, or why it does nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from accel_core.options.hardware import HARDWARE
 from accel_core.options.option import Option, options_of
 from accel_core.precision.fp8 import backend
 from accel_core.process import world
-from accel_core.process.rendezvous import ProcessEnv, locate
 from accel_core.state import PartialState
 from accel_core.strategies.registry import Request, choose
 
@@ -63,21 +62,6 @@ def _asks_for(engine: str, package: str) -> Callable[[], bool]:
     return probe
 
 
-def _rank(**others: str) -> Callable[[], bool]:
-    """Say whether the place of a process is read once the other variables of its launcher are there too."""
-
-    def probe() -> bool:
-        with patch_environment(**others):
-            found = locate()
-            return found == ProcessEnv(1, 2, 1, 2, found.source, found.counted) and found.source != "alone"
-
-    return probe
-
-
-def _visible(device: str, name: str) -> Callable[[], bool]:
-    return lambda: [row.visible_variable for row in HARDWARE if row.name == device] == [name]
-
-
 def _writes_errors_only() -> bool:
     before = logging.root.level
     try:
@@ -92,16 +76,6 @@ def _threads_stay() -> bool:
     world._share_cores(10**6)
     return torch.get_num_threads() == before
 
-
-TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-OPENMPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
-MVAPICH = {name.replace("OMPI", "MV2"): value for name, value in OPENMPI.items()}
-PMI = {"PMI_RANK": "1", "PMI_SIZE": "2"}
 
 EFFECTS: dict[str, tuple[str, Callable[[], bool]]] = {
     "ACCELERATE_CPU_AFFINITY": ("1", lambda: PartialState().initialized),
@@ -119,17 +93,14 @@ EFFECTS: dict[str, tuple[str, Callable[[], bool]]] = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": ("true", lambda: Accelerator().parallelism_config is not None),
     "OMP_NUM_THREADS": ("1", _threads_stay),
     "USE_TORCH_XLA": ("0", lambda: not registry.named("xla").is_available()),
-    **{name: (value, _rank(**TORCHRUN)) for name, value in TORCHRUN.items()},
-    **{name: (value, _rank(**OPENMPI)) for name, value in OPENMPI.items()},
-    **{name: (value, _rank(**MVAPICH)) for name, value in MVAPICH.items()},
-    **{name: (value, _rank(**PMI)) for name, value in PMI.items()},
-    "CUDA_VISIBLE_DEVICES": ("", _visible("cuda", "CUDA_VISIBLE_DEVICES")),
-    "HABANA_VISIBLE_MODULES": ("", _visible("hpu", "HABANA_VISIBLE_MODULES")),
-    "MLU_VISIBLE_DEVICES": ("", _visible("mlu", "MLU_VISIBLE_DEVICES")),
-    "MUSA_VISIBLE_DEVICES": ("", _visible("musa", "MUSA_VISIBLE_DEVICES")),
-    "NEURON_RT_VISIBLE_CORES": ("", _visible("neuron", "NEURON_RT_VISIBLE_CORES")),
-    "SDAA_VISIBLE_DEVICES": ("", _visible("sdaa", "SDAA_VISIBLE_DEVICES")),
 }
+
+VISIBLE = {
+    **{name: f"{name.upper()}_VISIBLE_DEVICES" for name in ("cuda", "mlu", "musa", "sdaa")},
+    "hpu": "HABANA_VISIBLE_MODULES",
+    "neuron": "NEURON_RT_VISIBLE_CORES",
+}
+"""Which variable hides devices of a kind."""
 
 ELSEWHERE: dict[str, str] = {
     "ACCELERATE_BYPASS_DEVICE_MAP": "ranks/test_accelerator.py: it needs two processes",
@@ -152,6 +123,15 @@ ELSEWHERE: dict[str, str] = {
     "PJRT_DEVICE": "torch_xla's own",
     "PT_HPU_LAZY_MODE": "habana_frameworks' own",
     **dict.fromkeys(
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"),
+        "process/test_rendezvous.py",
+    ),
+    **{
+        f"{family}_COMM_WORLD_{name}": "process/test_rendezvous.py"
+        for family in ("OMPI", "MV2")
+        for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    },
+    **dict.fromkeys(
         ("USE_CUSTOM_FSDP", "USE_DISTRIBUTED_OPTIMIZER", "USE_PRECISION_AWARE_OPTIMIZER"),
         "the end of a variable of accel-megatron, which reads and tests it",
     ),
@@ -161,23 +141,11 @@ ELSEWHERE: dict[str, str] = {
     "XLA_USE_BF16": "devices/xla.py writes it, never run on hardware",
 }
 
-WORDS = {
-    *("CUDA", "CUDAGRAPHS", "DEBUG", "DEEPSPEED", "FSDP", "LOCAL_MACHINE", "LOCAL_STATE_DICT", "MEGATRON_LM", "MLU"),
-    *("MUSA", "NEURON", "NPU", "SDAA", "TORCHXLA_TRACE_ONCE", "XLA", "XPU"),
-}
-"""Values of enumerations and names of log levels: no variables."""
-
-PREFIXES = {
-    *("ACCELERATE_", "ACCELERATE_DYNAMO_", "ACCELERATE_FP8_", "DEEPSPEED_", "FSDP_", "MEGATRON_LM_"),
-    "PARALLELISM_CONFIG_",
-}
-"""Beginnings of names that are variables."""
-
 ENDINGS = {
     *("FP8_OVERRIDE_DGRAD", "FP8_OVERRIDE_FPROP", "FP8_OVERRIDE_WGRAD", "USE_AUTOCAST_DURING_EVAL"),
     *("USE_DYNAMIC", "USE_FULLGRAPH", "USE_MXFP8_BLOCK_SCALING", "USE_REGIONAL_COMPILATION"),
 }
-"""What follows one of the prefixes; an option's variable ends in it."""
+"""What follows a prefix such as `ACCELERATE_DYNAMO_`; an option's variable ends in it."""
 
 SAMPLES = [
     *("true", "2", "eager", "bf16", "SHARDED_STATE_DICT", "FULL_SHARD", "TRANSFORMER_BASED_WRAP", "BACKWARD_POST"),
@@ -209,14 +177,10 @@ def test_option_is_read_from_its_variable(name: str) -> None:
 
 
 def test_every_name_has_a_place() -> None:
-    """No name is left out: each has an effect, is tested elsewhere, or is no variable, and the lists are not stale."""
+    """No name is left out: each has an effect, hides devices, is tested elsewhere or ends an option's."""
     engines = {name for name in NAMES if name.startswith(("ACCELERATE_DEEPSPEED_", "FSDP_", "MEGATRON_LM_"))}
-    placed = EFFECTS.keys() | OPTIONS.keys() | ELSEWHERE.keys() | WORDS | PREFIXES | ENDINGS | engines
+    placed = EFFECTS.keys() | OPTIONS.keys() | ELSEWHERE.keys() | ENDINGS | engines | set(VISIBLE.values())
+    assert VISIBLE.items() <= {row.name: row.visible_variable for row in HARDWARE}.items()
     assert sorted(set(NAMES) - placed) == []
-    assert sorted((EFFECTS.keys() | ELSEWHERE.keys() | WORDS | PREFIXES | ENDINGS) - set(NAMES)) == []
-
-
-@pytest.mark.parametrize("ending", sorted(ENDINGS - {"USE_PRECISION_AWARE_OPTIMIZER", "USE_CUSTOM_FSDP"}))
-def test_ending_belongs_to_an_option(ending: str) -> None:
-    """Each ending is that of some option's variable."""
-    assert any(name.endswith(ending) for name in OPTIONS)
+    assert sorted((EFFECTS.keys() | ELSEWHERE.keys() | ENDINGS) - set(NAMES)) == []
+    assert [ending for ending in ENDINGS if not any(name.endswith(ending) for name in OPTIONS)] == []

@@ -4,17 +4,10 @@ import inspect
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from streams import Stream
+from torch.utils.data import DataLoader, TensorDataset
 
 from accel_core.accelerator import Accelerator
-
-
-class Stream(IterableDataset[int]):
-    """Nothing."""
-
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        """Yield nothing."""
-        return iter(())
 
 
 @pytest.mark.usefixtures("fresh_state")
@@ -29,7 +22,7 @@ def test_prepared_objects_name_what_they_hold() -> None:
     assert repr(loader) == "DataLoaderShard(TensorDataset, batches of 4, device=cpu)"
     assert repr(schedule) == "AcceleratedScheduler(StepLR, lr=[0.1], steps when its optimizers step)"
     assert "AcceleratedOptimizer(SGD" in repr(optimizer)
-    stream = accelerator.prepare(DataLoader(Stream(), batch_size=None))
+    stream = accelerator.prepare(DataLoader(Stream(0), batch_size=None))
     assert repr(stream).startswith("DataLoader")
 
 

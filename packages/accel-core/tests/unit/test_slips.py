@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import AccelError, CheckpointError, ConfigurationError, UnsupportedTypeError, expect
@@ -35,16 +35,6 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 1)
-
-
-class Numbers(Dataset[int]):
-    """Three numbers."""
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 class Silent(GeneralTracker):
@@ -367,13 +357,13 @@ RIGHT: list[tuple[str, Slip]] = [
     ("generators of devices", lambda a: Accelerator(cpu=True, rng_types=["torch", "cuda", RNGType.XPU, "generator"])),
     ("accumulating", lambda a: [a.accumulate().__enter__(), a.accumulate(Net(), Net()).__enter__()]),
     ("other objects", lambda a: a.prepare(None, 3, "x", [1, 2], {"rate": 0.1}, [torch.ones(2)])),
-    ("a loader", lambda a: a.prepare(DataLoader(Numbers()))),
+    ("a loader", lambda a: a.prepare(DataLoader(range(3)))),
     ("logging without trackers", lambda a: a.log({"loss": 1.0})),
     ("accumulating in blocks", lambda _: _accumulated(Accelerator.backward)),
     ("accumulating by hand", lambda _: _trained(Accelerator(cpu=True, gradient_accumulation_steps=4), batches=4)()),
     ("a step without gradients", lambda a: a.prepare(_sgd(Net())).step()),
     ("gathering a nest", lambda a: a.gather({"loss": [torch.ones(1), (torch.ones(2),)]})),
-    ("an evaluated model", lambda a: a.prepare(Net(), DataLoader(Numbers()))),
+    ("an evaluated model", lambda a: a.prepare(Net(), DataLoader(range(3)))),
     ("a step beside its model", lambda a: a.clip_grad_norm_(_with_gradients(Net()).parameters(), 0)),
 ]
 

@@ -7,18 +7,14 @@ import pytest
 import torch
 
 from accel_core.comm.tree import (
-    flatten,
     honor_type,
     is_namedtuple,
     leaf_paths,
     recursively_apply,
-    spec_text,
     tree_leaves,
     tree_map,
-    unflatten,
-    view_of,
 )
-from accel_core.errors import PartView, UnsupportedTypeError
+from accel_core.errors import UnsupportedTypeError
 
 Pair = namedtuple("Pair", "left right")
 
@@ -104,44 +100,6 @@ def test_several_nests_side_by_side():
         tree_map(torch.add, [1, 2], [1])
 
 
-def test_leaves_come_in_reading_order():
-    """Each leaf of every container comes once."""
-    assert list(tree_leaves({"a": [1, {"b": 2}], 3: (4,)})) == [1, 2, 4]
-
-
-def test_flatten_and_unflatten_are_inverse():
-    """A nest taken apart and put together with its own tensors is the same nest."""
-    nest = example()
-    leaves, _ = flatten(nest, "test")
-    again = unflatten(nest, iter(leaves))
-    assert all(a is b for (_, a), (_, b) in zip(leaf_paths(nest), leaf_paths(again), strict=True))
-    with pytest.raises(UnsupportedTypeError, match=r"`gather` works on tensors.*NoneType"):
-        flatten([None], "gather")
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ([1, 2], (1, 2), True),
-        ({"a": 1}, Batch({"a": 1}), True),
-        ([1, [2]], [[1], 2], False),
-        ([[1], 2], [[1, 2]], False),
-        ({"a": 1}, {"b": 1}, False),
-        ({"a": 1}, [1], False),
-        ({1: 1}, {"1": 1}, False),
-        ([], [[]], False),
-    ],
-)
-def test_skeletons_tell_structures_apart(one, other, same):
-    """Two nests have one skeleton exactly if their tensors stand for the same things."""
-
-    def skeleton(nest):
-        filled = recursively_apply(lambda _: torch.ones(1), nest, test_type=lambda leaf: isinstance(leaf, int))
-        return spec_text(flatten(filled, "test")[1])
-
-    assert (skeleton(one) == skeleton(other)) is same
-
-
 def test_named_tuples():
     """A named tuple is one by its fields, and is made again from items."""
     assert is_namedtuple(Pair(1, 2))
@@ -149,10 +107,3 @@ def test_named_tuples():
     assert not is_namedtuple([1])
     assert honor_type(Pair(1, 2), (number * 2 for number in (1, 2))) == Pair(2, 4)
     assert type(honor_type(Rows(), iter([1]))) is Rows
-
-
-def test_views_name_every_part():
-    """An error's view of a nest has a path, a dtype and a shape for each tensor."""
-    nest = {"a": [torch.ones(2, 3, dtype=torch.bfloat16)], "b": "text"}
-    assert view_of(nest) == {"['a'][0]": PartView("bfloat16", (2, 3)), "['b']": PartView("str")}
-    assert [str(part) for part in view_of(nest).values()] == ["bfloat16[2, 3]", "str"]

@@ -64,12 +64,6 @@ def test_devices_are_looked_for_without_setting_cuda_up(monkeypatch: pytest.Monk
     assert told == ["1"]
 
 
-def test_cpu_is_chosen_where_it_is_asked_for() -> None:
-    """cpu=True wins over whatever is here."""
-    assert registry.choose(cpu=True).name == "cpu"
-    assert registry.choose(wanted="cpu").place(3) == torch.device("cpu")
-
-
 def test_device_that_is_not_here_is_refused_by_name() -> None:
     """A device that was asked for is never replaced by another one."""
     with pytest.raises(DeviceUnavailableError, match=r"'xpu:0'.*ACCELERATE_TORCH_DEVICE"):

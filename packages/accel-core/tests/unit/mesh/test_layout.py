@@ -60,12 +60,6 @@ def test_every_part_of_the_data_has_one_reader(sizes: tuple[int, ...]) -> None:
         assert {parts[rank] for rank in layout.group(*others)} == {layout.part}
 
 
-def test_without_axes_every_rank_is_a_replica() -> None:
-    """Plain data parallel is a mesh of one axis."""
-    layout = Layout.of(2, 4)
-    assert (layout.parts, layout.part, layout.replicas, layout.readers) == ((0, 1, 2, 3), 2, 4, (0, 1, 2, 3))
-
-
 @pytest.mark.parametrize("sizes", [{"tp": 3}, {"zz": 4}, {}])
 def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int]) -> None:
     """The error says which sizes and how many processes."""

@@ -36,26 +36,6 @@ class _Loader:
         state._remove_dataloader(self)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 7, 8])
-def test_windows_cover_an_epoch(num_steps: int, length: int) -> None:
-    """Each window's divisor is its real length, the last batch synchronizes, and every window closes once."""
-    state = GradientState(GradientAccumulationPlugin(num_steps=num_steps))
-    accumulation = Accumulation(state)
-    for _ in range(2):
-        windows: list[list[int]] = [[]]
-        for _ in _Loader(length).read(state, length):
-            sync = accumulation.advance()
-            windows[-1].append(accumulation.divisor)
-            if sync:
-                windows.append([])
-        assert windows.pop() == []
-        assert [len(window) for window in windows] == [
-            min(num_steps, length - start) for start in range(0, length, num_steps)
-        ]
-        assert all(set(window) == {len(window)} for window in windows)
-
-
 def test_window_goes_on_where_the_end_of_data_does_not_end_it() -> None:
     """With sync_with_dataloader=False windows run across epochs."""
     state = GradientState(GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False))
@@ -110,21 +90,6 @@ def test_epoch_broken_off_keeps_the_count() -> None:
     assert [accumulation.advance() for _ in _Loader(9).read(state, 3)] == [True, False, False]
 
 
-def test_weights_make_the_gradient_that_of_one_big_batch() -> None:
-    """Sums over batches of 3, 0 and 5 units give the mean over 8 units."""
-    GradientState(GradientAccumulationPlugin(num_steps=3))
-    accumulation = Accumulation(GradientState())
-    weight = torch.nn.Parameter(torch.ones(2))
-    x = torch.arange(16.0).reshape(8, 2)
-    (x @ weight).mean().backward()
-    expected, weight.grad = weight.grad, None
-    for part in (x[:3], x[3:3], x[3:]):
-        loss = (part @ weight).sum()
-        accumulation.share_of(loss, len(part)).backward()
-    torch.testing.assert_close(weight.grad * accumulation.close_weighted(ensure()), expected)
-    assert accumulation.close_weighted(ensure()) is None
-
-
 def test_a_number_as_weight_is_made_on_the_device() -> None:
     """It is filled in, and not copied: for a copy a host would wait until the forward pass is computed."""
     accumulation, loss = Accumulation(GradientState()), torch.zeros(())
@@ -133,13 +98,6 @@ def test_a_number_as_weight_is_made_on_the_device() -> None:
     assert "full" in called.names
     assert not {"as_tensor", "tensor"} & set(called.names)
     assert accumulation.close_weighted(ensure()) == pytest.approx(1 / 3)
-
-
-def test_window_without_weight_has_no_gradient() -> None:
-    """Nothing to learn from leaves zeroes, not NaN."""
-    accumulation = Accumulation(GradientState())
-    accumulation.share_of(torch.zeros(()), 0)
-    assert accumulation.close_weighted(ensure()) == 0.0
 
 
 class _Called(TorchFunctionMode):

@@ -25,23 +25,6 @@ def _trained() -> tuple[nn.Sequential, torch.optim.Adam]:
     return model, optimizer
 
 
-def test_group_and_state_follow_by_name() -> None:
-    """The new parameter takes the old one's place in its group, with its state and the group's settings."""
-    model, optimizer = _trained()
-    names = ParameterNames()
-    names.remember(model)
-    old = model[1].weight
-    moment = optimizer.state[old]["exp_avg"]
-    new = _replace(model, "1.weight", old.detach().clone())
-    names.rebind(optimizer)
-    assert optimizer.param_groups[2]["params"] == [new]
-    assert optimizer.param_groups[2]["lr"] == 2.1
-    assert old not in optimizer.state
-    assert torch.equal(optimizer.state[new]["exp_avg"], moment)
-    names.rebind(optimizer)
-    assert optimizer.param_groups[2]["params"] == [new]
-
-
 def test_names_of_wrappers_do_not_count() -> None:
     """A part that was wrapped since (for activation checkpointing, say) keeps its parameters' names."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper

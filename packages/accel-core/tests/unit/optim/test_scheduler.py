@@ -22,15 +22,6 @@ def _made(**kwargs: object) -> tuple[AcceleratedOptimizer, AcceleratedScheduler]
     return optimizer, AcceleratedScheduler(schedule, optimizer, **kwargs)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("kwargs", "moves"), [({"replicas": 3}, 3), ({"replicas": 3, "split_batches": True}, 1)])
-def test_moves_for_each_optimizer_step(kwargs: dict[str, object], moves: int) -> None:
-    """It moves once for each replica, or once where batches are split."""
-    optimizer, schedule = _made(**kwargs)
-    optimizer.step()
-    schedule.step()
-    assert schedule.get_last_lr() == [1.0 / (moves + 1)]
-
-
 @pytest.mark.parametrize("adjust", [True, False])
 def test_waits_for_the_optimizer_unless_it_moves_alone(adjust: bool) -> None:
     """In a window, whatever adjust_scheduler says, and after a skipped step it stays; alone it moves."""

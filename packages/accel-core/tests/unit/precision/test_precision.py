@@ -1,7 +1,6 @@
 """Number formats: choosing one, and its pieces."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -95,13 +94,6 @@ def test_torchao_converts_inner_layers_and_trains() -> None:
     assert all(parameter.grad is not None for parameter in wrapped.parameters())
 
 
-@pytest.mark.parametrize(("name", "expected"), [("ao", "AO"), ("te", "TE"), ("MSAMP", "MSAMP")])
-def test_backend_follows_the_environment(name: str, expected: str) -> None:
-    """ACCELERATE_FP8_BACKEND names the library where no recipe is given."""
-    with patch_environment(ACCELERATE_FP8_BACKEND=name):
-        assert backend.choose_backend([]) is FP8BackendType(expected)
-
-
 @requires("torchao")
 def test_recipe_wins_over_the_environment() -> None:
     """The recipe given decides, and two recipes contradict each other."""
@@ -119,13 +111,3 @@ def test_library_that_is_missing_is_named(name: str) -> None:
         pytest.skip("needs a machine without Transformer Engine and MS-AMP")
     with patch_environment(ACCELERATE_FP8_BACKEND=name), pytest.raises(MissingDependencyError, match="install"):
         backend.choose(CPU, [], AutocastKwargs())
-
-
-def test_plain_precision_changes_nothing() -> None:
-    """Full precision has no scaler, and wraps nothing; a model stays picklable."""
-    precision = _chosen("no")
-    model = _model()
-    assert precision.wrap(precision.convert(model)) is model
-    assert precision.scaler is None
-    assert "forward" not in model.__dict__
-    assert pickle.loads(pickle.dumps(model))[0].in_features == 16

@@ -1,7 +1,5 @@
 """The line of the user's program that an operation was called from."""
 
-import threading
-
 import pytest
 
 from accel_core.process import callsite
@@ -20,20 +18,3 @@ def test_the_line_is_the_innermost_of_the_program(package: str) -> None:
     """Lines of accel and torch are passed over, and no other ones."""
     assert _called_in("user_program", callsite.find) == "<user_program>:2 in go"
     assert _called_in(package, callsite.find).endswith(" in _called_in")
-
-
-def test_another_thread_is_found() -> None:
-    """The line of a thread that is waiting is given, and none of one that has ended."""
-    begun, ends = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        begun.set()
-        ends.wait()
-
-    other = threading.Thread(target=wait)
-    other.start()
-    begun.wait()
-    assert "threading.py" in callsite.find(other.ident)
-    ends.set()
-    other.join()
-    assert callsite.find(other.ident) == "an unknown line"

@@ -13,8 +13,7 @@ from accel_core.comm.split import split_for_rank
 from accel_core.errors import ConfigurationError, DataError, StateError, StateResetError, UnsupportedTypeError
 from accel_core.host.environ import patch_environment
 from accel_core.options.enums import DistributedType
-from accel_core.plugins.accumulation import GradientAccumulationPlugin
-from accel_core.state import AcceleratorState, GradientState, PartialState, is_initialized
+from accel_core.state import AcceleratorState, PartialState, is_initialized
 from accel_testing import requires
 
 pytestmark = pytest.mark.usefixtures("fresh_state")
@@ -91,16 +90,6 @@ def test_reset_of_the_run_keeps_the_process() -> None:
     assert PartialState._shared_state == {}
 
 
-def test_functions_of_chosen_processes() -> None:
-    """With one process every choice that names it runs, and no other."""
-    state = PartialState()
-    assert state.on_main_process(lambda: 1)() == 1
-    assert state.on_last_process(lambda: 2)() == 2
-    assert state.on_process(process_index=0)(lambda: 3)() == 3
-    assert state.on_process(lambda: 4, process_index=1)() is None
-    assert state.on_local_process(lambda: 5, local_process_index=3)() is None
-
-
 @pytest.mark.parametrize(
     ("value", "error", "said"),
     [
@@ -170,48 +159,3 @@ def test_split_covers_everything_once(length: int, size: int) -> None:
     assert [item for part in parts for item in part] == whole
     padded = [split_for_rank(torch.arange(length), rank, size, apply_padding=True) for rank in range(size)]
     assert len({len(part) for part in padded}) == 1
-
-
-class _Loader:
-    end_of_dataloader = False
-    remainder = -1
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-
-def test_evaluation_inside_an_epoch_is_not_the_training_loader() -> None:
-    """A peek into another loader between two batches does not change which loader feeds the step."""
-    state = GradientState(GradientAccumulationPlugin(num_steps=2))
-    train, peek = _Loader(5), _Loader(1)
-    state._add_dataloader(train)
-    state._advance(train)
-    assert state.training_dataloader() is train
-    state._advance(train)
-    state._add_dataloader(peek)
-    state._advance(peek)
-    peek.end_of_dataloader = True
-    assert state.active_dataloader is peek
-    assert state.end_of_dataloader
-    assert state.training_dataloader() is train
-    assert state.batches_left(train) == 3
-    state._remove_dataloader(peek)
-    assert state.dataloader_references == [None, train]
-
-
-def test_training_on_another_loader_is_noticed() -> None:
-    """After an epoch broken off, the loader that gives batches is the one that counts; loaders are held weakly."""
-    state = GradientState()
-    first, second = _Loader(3), _Loader(3)
-    state._add_dataloader(first)
-    state._advance(first)
-    assert state.training_dataloader() is first
-    state._add_dataloader(second)
-    state._advance(second)
-    assert state.training_dataloader() is second
-    del first, second
-    assert not state.in_dataloader
-    assert state.remainder == -1

@@ -1,8 +1,5 @@
 """What the documentation says of the Accelerator on one process, where the engine's own tests do not show it."""
 
-import gc
-import json
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -31,45 +28,6 @@ def _loss(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     return nn.functional.mse_loss(model(batch[0]), batch[1])
 
 
-def _weights(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-
-
-def _plain_steps(windows: list[list[int]], divisor: int | None = None, clip: str | None = None) -> torch.Tensor:
-    """Train in plain PyTorch, one step for each window of batches, and return the weights."""
-    model, optimizer, loader, schedule = _parts()
-    batches = list(loader)
-    for window in windows:
-        for index in window:
-            (_loss(model, batches[index]) / (divisor or len(window))).backward()
-        if clip is not None:
-            getattr(nn.utils, f"clip_grad_{clip}_")(model.parameters(), 0.1)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-    return _weights(model)
-
-
-@pytest.mark.parametrize("kind", [None, "norm", "value"])
-def test_accumulate_steps_once_a_window(kind: str | None) -> None:
-    """A loop of one batch trains in windows, closed by the end of the data and clipped as torch clips."""
-    model, optimizer, loader, schedule = _parts()
-    accelerator = Accelerator(gradient_accumulation_steps=2)
-    loader, model, optimizer, schedule = accelerator.prepare(loader, model, optimizer, schedule)
-    synced = []
-    for batch in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(_loss(model, batch))
-            if kind and accelerator.sync_gradients:
-                getattr(accelerator, f"clip_grad_{kind}_")(model.parameters(), 0.1)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            synced.append(accelerator.sync_gradients)
-    assert synced == [False, True, True]
-    torch.testing.assert_close(_weights(model), _plain_steps([[0, 1], [2]], divisor=2, clip=kind))
-
-
 def test_what_one_process_does_not_need_changes_nothing() -> None:
     """Calls for several processes, meshes, scalers and precisions leave loaders, batches and gradients alone."""
     model, optimizer, loader, _ = _parts()
@@ -95,80 +53,12 @@ def test_what_one_process_does_not_need_changes_nothing() -> None:
     torch.testing.assert_close(model.weight.grad, once.weight.grad)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["clear", "free_memory"])
-def test_memory_is_freed(name: str) -> None:
-    """Nothing is held of what was prepared, `step` is 0, and a None comes back for each object."""
-    model, optimizer, _, schedule = _parts()
-    accelerator = Accelerator(gradient_accumulation_steps=2)
-    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
-    with accelerator.accumulate(model):
-        assert accelerator.step == 1
-    held = weakref.ref(model)
-    model, optimizer, schedule = getattr(accelerator, name)(model, optimizer, schedule)
-    gc.collect()
-    assert model is optimizer is schedule is None
-    assert held() is None
-    assert accelerator.step == 0
-
-
-def test_hooks_before_saving_and_loading(tmp_path: Path) -> None:
-    """Hooks get models, weights and folder, may take weights and models over, and are removed by their handle."""
-    accelerator = Accelerator()
-    model = accelerator.prepare(nn.Linear(1, 1))
-    seen: list[str] = []
-
-    def before_saving(models: list[nn.Module], weights: list[dict[str, Any]], input_dir: str) -> None:
-        assert models == accelerator._models
-        (Path(input_dir) / "mine.json").write_text(json.dumps(weights.pop()["weight"].item()))
-        seen.append(str(input_dir))
-
-    def before_loading(models: list[nn.Module], input_dir: str) -> None:
-        nn.init.constant_(models.pop().weight, json.loads((Path(input_dir) / "mine.json").read_text()))
-        seen.append(str(input_dir))
-
-    handles = [
-        accelerator.register_save_state_pre_hook(before_saving),
-        accelerator.register_load_state_pre_hook(before_loading),
-    ]
-    folder = tmp_path / "checkpoint"
-    value = model.weight.item()
-    accelerator.save_state(str(folder))
-    assert not list(folder.glob("model*"))
-    nn.init.zeros_(model.weight)
-    accelerator.load_state(str(folder))
-    assert model.weight.item() == value
-    assert len(seen) == 2
-    assert seen[1] == str(folder)
-    for handle in handles:
-        handle.remove()
-    accelerator.save_state(str(tmp_path / "plain"))
-    accelerator.load_state(str(tmp_path / "plain"))
-    assert len(seen) == 2
-
-
 def test_prepare_places_what_it_is_told_to() -> None:
     """The list for `device_placement` speaks of each object."""
     accelerator = Accelerator()
     prepared = accelerator.prepare(*_parts(), device_placement=[True, True, False, False])
     assert prepared[2].device is None
     assert next(prepared[0].parameters()).device == accelerator.device
-
-
-def test_prepare_one_by_one() -> None:
-    """The four methods for one object each give what `prepare` gives."""
-    accelerator = Accelerator()
-    model, optimizer, loader, schedule = _parts()
-    model = accelerator.prepare_model(model)
-    optimizer = accelerator.prepare_optimizer(optimizer, device_placement=True)
-    loader = accelerator.prepare_data_loader(loader, device_placement=True)
-    schedule = accelerator.prepare_scheduler(schedule)
-    for batch in loader:
-        accelerator.backward(_loss(model, batch))
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-    torch.testing.assert_close(_weights(model), _plain_steps([[0], [1], [2]]))
 
 
 def test_verify_device_map(tmp_path: Path) -> None:

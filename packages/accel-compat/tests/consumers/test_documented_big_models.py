@@ -8,26 +8,20 @@ from torch import nn
 
 from accelerate import (
     Accelerator,
-    cpu_offload,
     init_empty_weights,
     load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
 )
 from accelerate.hooks import (
-    AlignDevicesHook,
     ModelHook,
     add_hook_to_module,
     attach_align_device_hook,
     attach_align_device_hook_on_blocks,
-    remove_hook_from_module,
 )
 from accelerate.utils import (
-    align_module_device,
     compute_module_sizes,
     find_tied_parameters,
     get_max_layer_size,
-    get_state_dict_offloaded_model,
-    has_offloaded_params,
     load_state_dict,
     retie_parameters,
     set_module_tensor_to_device,
@@ -115,21 +109,6 @@ def test_hooks_can_switch_gradients_off() -> None:
     assert not module(DATA).requires_grad
 
 
-def test_devices_are_aligned() -> None:
-    """A hook with `offload` brings weights for a pass and takes them away; the output is where the input was."""
-    module = nn.Linear(4, 4)
-    expected = module(DATA)
-    add_hook_to_module(module, AlignDevicesHook(execution_device=CPU, offload=True, io_same_device=True))
-    assert module.weight.device.type == "meta"
-    assert has_offloaded_params(module)
-    output = module(DATA)
-    assert torch.equal(output, expected)
-    assert output.device == DATA.device
-    remove_hook_from_module(module)
-    assert module.weight.device == CPU
-    assert not has_offloaded_params(module)
-
-
 @pytest.mark.parametrize("blocks", [False, True])
 def test_hooks_are_attached_where_weights_are(blocks: bool) -> None:
     """Hooks come to submodules with weights of their own; by blocks, with a device and an answer for each."""
@@ -145,19 +124,6 @@ def test_hooks_are_attached_where_weights_are(blocks: bool) -> None:
         assert model.blocks[1].first.weight.device.type == "meta"
     assert model.head.weight.device.type == "meta"
     assert torch.equal(model(DATA), _expected())
-
-
-def test_module_is_aligned_for_a_block() -> None:
-    """Inside the block weights are on the device, offloaded or not; after it they are where they were."""
-    model = cpu_offload(_model(), execution_device=CPU)
-    assert torch.equal(get_state_dict_offloaded_model(model)["head.weight"], _model().head.weight)
-    with align_module_device(model.head, execution_device=CPU):
-        assert torch.equal(model.head.weight, _model().head.weight)
-    assert model.head.weight.device.type == "meta"
-    plain = nn.Linear(1, 1)
-    with align_module_device(plain, execution_device="meta"):
-        assert plain.weight.device.type == "meta"
-    assert plain.weight.device == CPU
 
 
 def test_sizes_of_modules() -> None:

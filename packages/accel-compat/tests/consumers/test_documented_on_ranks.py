@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from accel_testing import world
 from accelerate import Accelerator, PartialState
-from accelerate.utils import ProfileKwargs, extract_model_from_parallel, save
+from accelerate.utils import ProfileKwargs, save
 
 RANKS = 2
 
@@ -80,13 +80,3 @@ def test_settings_of_loaders_count_when_they_are_prepared() -> None:
     accelerator.dataloader_config.split_batches = False
     accelerator.dataloader_config.dispatch_batches = True
     assert own(8, 2) == ([[0, 1], [4, 5]], [[2, 3], [6, 7]])[rank]
-
-
-@world(RANKS)
-def test_the_wrapper_is_taken_off() -> None:
-    """What comes out of a prepared model is the model itself, with plain names in its state."""
-    accelerator = Accelerator(cpu=True)
-    given = torch.nn.Linear(2, 1)
-    model = accelerator.prepare(given)
-    assert accelerator.unwrap_model(model) is extract_model_from_parallel(model) is given
-    assert set(accelerator.get_state_dict(model)) == {"weight", "bias"}

@@ -23,8 +23,8 @@ def _no_configuration(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
 
 
-def test_one_process() -> None:
-    """The command runs the script with this Python, in this process's environment and the settings."""
+def test_one_process_and_several() -> None:
+    """The command of one runs the script with this Python; the environment is this process's with the settings."""
     with patch_environment(SURELY_UNSET="inherited"):
         command, environment = preparation.prepare_simple_launcher_cmd_env(
             _arguments("--cpu", "--num_processes", "1", "--mixed_precision", "bf16")
@@ -33,27 +33,12 @@ def test_one_process() -> None:
     assert environment["SURELY_UNSET"] == "inherited"
     assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert environment["ACCELERATE_USE_CPU"].lower() in ("true", "1")
+    words = ("--cpu", "--num_processes", "2", "--mixed_precision", "bf16")
+    assert preparation.prepare_multi_gpu_env(_arguments(*words))["ACCELERATE_MIXED_PRECISION"] == "bf16"
 
 
-def test_several_processes() -> None:
-    """The environment of several processes says the settings too."""
-    environment = preparation.prepare_multi_gpu_env(
-        _arguments("--cpu", "--num_processes", "2", "--mixed_precision", "bf16")
-    )
-    assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
-
-
-SEVERAL = (
-    "--cpu",
-    "--num_processes",
-    "4",
-    "--num_machines",
-    "2",
-    "--machine_rank",
-    "1",
-    "--main_process_ip",
-    "10.0.0.1",
-)
+MACHINES = ("--num_machines", "2", "--machine_rank", "1", "--main_process_ip", "10.0.0.1")
+SEVERAL = ("--cpu", "--num_processes", "4", *MACHINES)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +73,7 @@ def test_port_zero_is_a_free_one() -> None:
 
 
 def test_open_settings_are_filled_in(tmp_path: Path) -> None:
-    """What the command line leaves open comes from the file, else from defaults, and can be launched with."""
+    """What the command line leaves open comes from the file, if there is one, else from defaults, and is launched."""
     file = tmp_path / "config.yaml"
     file.write_text("mixed_precision: bf16\nuse_cpu: true\n")
     arguments, config, from_file = launch._validate_launch_command(_arguments("--config_file", str(file)))
@@ -97,10 +82,6 @@ def test_open_settings_are_filled_in(tmp_path: Path) -> None:
     assert config.mixed_precision == "bf16"
     environment = launch.prepare_simple_launcher_cmd_env(arguments)[1]
     assert environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
-
-
-def test_without_a_file_there_are_defaults() -> None:
-    """Without a configuration file there is none to return, and nothing comes from it."""
     arguments, config, from_file = launch._validate_launch_command(_arguments("--cpu", "--num_processes", "2"))
     assert (arguments.mixed_precision, arguments.num_processes, config, from_file) == ("no", 2, None, False)
 

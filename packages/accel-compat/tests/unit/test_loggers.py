@@ -2,6 +2,8 @@
 
 import importlib
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -10,48 +12,39 @@ from accel_core.tracking.steps import whole_step
 from accelerate.logging import get_logger
 
 
-class Keeping(logging.Handler):
-    """Keeps what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record."""
-        self.records.append(record)
+@contextmanager
+def listening(name: str) -> Iterator[tuple[logging.Logger, list[logging.LogRecord]]]:
+    """Give a logger, and the list that its records come to, and put its level back."""
+    logger, handler, records = logging.getLogger(name), logging.Handler(), list[logging.LogRecord]()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        yield logger, records
+    finally:
+        logger.setLevel(logging.NOTSET)
+        logger.removeHandler(handler)
 
 
 @pytest.mark.parametrize("name", ["accelerate", "accelerate.tracking"])
 def test_levels_and_handlers_hold_for_records_of_accel(name: str) -> None:
     """A handler on a logger of Accelerate sees what accel writes, and a level there keeps it back."""
-    logger, handler = logging.getLogger(name), Keeping()
-    logger.addHandler(handler)
-    try:
+    with listening(name) as (logger, records):
         whole_step("x")
         logger.setLevel(logging.ERROR)
         whole_step("y")
         logger.setLevel(logging.NOTSET)
         whole_step("z")
-    finally:
-        logger.setLevel(logging.NOTSET)
-        logger.removeHandler(handler)
-    assert [record.args for record in handler.records] == [("x",), ("z",)]
+    assert [record.args for record in records] == [("x",), ("z",)]
 
 
 def test_loggers_of_users_below_accelerate() -> None:
     """What `get_logger` gives for a name below `accelerate` obeys that logger."""
-    logger, handler = logging.getLogger("accelerate"), Keeping()
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    try:
+    with listening("accelerate") as (logger, records):
+        logger.setLevel(logging.DEBUG)
         get_logger("accelerate.mine").debug("heard")
         logger.setLevel(logging.ERROR)
         get_logger("accelerate.mine").warning("kept back")
-    finally:
-        logger.setLevel(logging.NOTSET)
-        logger.removeHandler(handler)
-    assert [record.getMessage() for record in handler.records] == ["[RANK 0] heard"]
+    assert [record.getMessage() for record in records] == ["[RANK 0] heard"]
 
 
 def test_every_package_answers_to_accelerate() -> None:

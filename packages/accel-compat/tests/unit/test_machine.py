@@ -2,7 +2,6 @@
 
 import os
 import socket
-import stat
 
 import pytest
 import torch
@@ -17,17 +16,11 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens
 
 @pytest.fixture
 def driver(tmp_path, monkeypatch):
-    """Put a program that answers like nvidia-smi on the PATH and return how to set its answers."""
+    """Put a program called nvidia-smi on the PATH and return how to say what it does."""
 
-    def answer(names, version):
-        program = tmp_path / "nvidia-smi"
-        lines = "\\n".join(names)
-        program.write_text(
-            "#!/bin/sh\n"
-            f'case "$1" in --query-gpu=name) printf "{lines}\\n";; '
-            f'--query-gpu=driver_version) printf "{version}\\n";; esac\n'
-        )
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    def answer(commands):
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{commands}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
     return answer
@@ -65,18 +58,18 @@ def test_imported_libraries():
 )
 def test_cards_that_cannot_talk_to_each_other(driver, names, version, expected):
     """Several 4000-series cards need a recent driver; all others are fine."""
-    driver(names, version)
+    lines = "\\n".join(names)
+    driver(
+        f'case "$1" in --query-gpu=name) printf "{lines}\\n";; --query-gpu=driver_version) printf "{version}\\n";; esac'
+    )
     assert _machine.get_gpu_info() == (names, len(names))
     assert _machine.get_driver_version() == version
     assert _machine.check_cuda_p2p_ib_support() is expected
 
 
-def test_a_driver_that_sees_no_gpu(tmp_path, monkeypatch):
+def test_a_driver_that_sees_no_gpu(driver):
     """In a container without one, nvidia-smi ends with another status than 0, which is told, and no error of P2P."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho No devices were found\nexit 6\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    driver("echo No devices were found\nexit 6")
     with pytest.raises(DeviceUnavailableError, match="nvidia-smi says: No devices were found"):
         _machine.get_gpu_info()
     assert _machine.check_cuda_p2p_ib_support()

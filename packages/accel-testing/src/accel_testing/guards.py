@@ -8,9 +8,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -20,8 +23,10 @@ from accel_core.plugins.loading import DataLoaderConfiguration
 from accel_core.plugins.project import ProjectConfiguration
 from accel_core.state import any_set, reset_all
 from accel_core.tracking.settings import TrackerKwargs
+from accel_testing import limits
+from accel_testing.programs import ProgramAndRanks
 
-__all__ = ["fresh_state", "nothing_left", "process_defaults", "pytest_collection_finish", "variables"]
+__all__ = ["accel", "fresh_state", "nothing_left", "process_defaults", "pytest_collection_finish", "variables"]
 
 _OWNED_BY_OTHERS = ("PYTEST_", "COV_", "HYPOTHESIS_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KINETO_", "KMP_")
 """Variables of the test runner, and those that torch sets once when a part of it is first used."""
@@ -42,6 +47,32 @@ def variables(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "temporary").mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_THE_MACHINE)}
     return {**kept, "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
+
+
+@pytest.fixture
+def accel(tmp_path: Path, variables: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `accel WORDS…` in an empty folder, without the settings of the machine that tests; check a status if given.
+
+    The command and the ranks that it starts are forked with torch loaded; with `forked=False` they are processes as
+    every user's.
+    """
+
+    def run(
+        *words: str,
+        status: int | None = None,
+        more: Mapping[str, str] | None = None,
+        quiet: float = 6,
+        forked: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "accel_launch", *words]
+        environment = {**variables, **(more or {})}
+        start = ProgramAndRanks if forked else subprocess.Popen
+        options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "stdin": subprocess.DEVNULL}
+        done = limits.run(command, quiet=quiet, started_by=start, **options)
+        assert status is None or done.returncode == status, done.stdout + done.stderr
+        return done
+
+    return run
 
 
 @pytest.fixture

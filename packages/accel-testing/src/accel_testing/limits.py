@@ -120,13 +120,14 @@ def run(
     """Run a program to its end, as `subprocess.run` with captured text does.
 
     Raises:
-        subprocess.CalledProcessError: `check`, and it failed.
+        subprocess.CalledProcessError: `check`, and it failed; what it had printed is on stderr.
         subprocess.TimeoutExpired: It hangs; it has been killed.
     """
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     with started_by(command, text=True, **streams) as process:
         out, errors = communicate(process, quiet=quiet)
     done = subprocess.CompletedProcess(process.args, process.returncode, out, errors)
-    if check:
+    if check and done.returncode:
+        sys.stderr.write(f"{done.args!r} failed, and had printed:\n{out}\n{errors}\n")
         done.check_returncode()
     return done

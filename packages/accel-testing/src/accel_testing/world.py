@@ -44,9 +44,9 @@ _OWN_VERDICT = 2.0  # seconds on a quiet machine in which the other ranks can ad
 
 
 def world(
-    size: int, *, quiet: float = 6.0, environment: dict[str, str] | None = None, preload: tuple[str, ...] = ()
+    size: int | str, *, quiet: float = 6.0, environment: dict[str, str] | None = None, preload: tuple[str, ...] = ()
 ) -> Callable[[_F], _F]:
-    """Run the body of a test on `size` ranks that talk through gloo.
+    """Run the body of a test on `size` ranks, or on as many as a parameter of that name says, that talk through gloo.
 
     On a rank, a call of what `torch.distributed` deprecates is an error. A call of what the installed torch lacks skips
     the test, with what accel says of it.
@@ -64,7 +64,8 @@ def world(
     def decorate(test: _F) -> _F:
         @functools.wraps(test)
         def spread(*args: object, **kwargs: object) -> None:
-            failure = run(test, size, args, kwargs, quiet=quiet, environment=environment, preload=preload)
+            ranks: Any = kwargs[size] if isinstance(size, str) else size
+            failure = run(test, ranks, args, kwargs, quiet=quiet, environment=environment, preload=preload)
             if failure is not None:
                 pytest.fail(failure, pytrace=False)
 

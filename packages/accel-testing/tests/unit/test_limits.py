@@ -69,8 +69,10 @@ def test_a_program_that_hangs_is_killed_and_what_it_printed_kept(monkeypatch: py
     assert hung.value.output == "begun\n"
 
 
-def test_a_program_that_fails_raises_where_that_is_asked() -> None:
-    """As with subprocess.run."""
-    assert limits.run([sys.executable, "-S", "-c", "raise SystemExit(3)"]).returncode == 3
+def test_a_program_that_fails_raises_where_that_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    """As with subprocess.run; what it had printed is shown."""
+    command = [sys.executable, "-S", "-c", "print('the cause'); raise SystemExit(3)"]
+    assert limits.run(command).returncode == 3
     with pytest.raises(subprocess.CalledProcessError):
-        limits.run([sys.executable, "-S", "-c", "raise SystemExit(3)"], check=True)
+        limits.run(command, check=True)
+    assert "failed, and had printed:\nthe cause\n" in capsys.readouterr().err

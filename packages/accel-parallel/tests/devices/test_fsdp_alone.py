@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import Net, advance
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from accel_core.accelerator import Accelerator
@@ -54,40 +54,13 @@ def leaves_the_group() -> Iterator[None]:
     world.destroy()
 
 
-class Block(nn.Module):
-    """A norm and two layers that add to their input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 128), nn.Linear(128, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add something."""
-        found: Tensor = x + self.down(functional.gelu(self.up(self.norm(x))))
-        return found
-
-
-class Net(nn.Module):
-    """Blocks between two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(32, 64), nn.Linear(64, 8)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return eight numbers for each row."""
-        x = self.enter(x)
-        for block in self.blocks:
-            x = block(x)
-        found: Tensor = self.leave(x)
-        return found
+SIZES = {"entry": 32, "width": 64, "out": 8, "count": 2}
 
 
 def net(seed: int = 0) -> Net:
     """Return a net with the same values each time."""
     torch.manual_seed(seed)
-    return Net()
+    return Net(**SIZES)
 
 
 def rows(steps: int = 4) -> Tensor:
@@ -127,11 +100,7 @@ def train(run: Accelerator, model: nn.Module, optimizer: Any, steps: Tensor, cli
     for batch in steps:
         for part in batch.chunk(run.gradient_accumulation_steps):
             with run.accumulate(model):
-                run.backward(model(part).square().mean())
-                if run.sync_gradients and clip is not None:
-                    run.clip_grad_norm_(model.parameters(), clip)
-                optimizer.step()
-                optimizer.zero_grad()
+                advance(model(part).square().mean(), optimizer, run=run, model=model, clip=clip)
 
 
 def state(run: Accelerator, model: nn.Module) -> dict[str, Tensor]:
@@ -173,14 +142,10 @@ def test_bf16_is_that_of_fully_shard_by_hand(way: str) -> None:
     for batch in rows():
         with torch.autocast(DEVICE.type, torch.bfloat16):
             output = twin(batch)
-        output.float().square().mean().backward()
-        plainly.step()
-        plainly.zero_grad()
+        advance(output.float().square().mean(), plainly)
         found = model(batch)
         torch.testing.assert_close(found, output, rtol=0, atol=1e-6)
-        run.backward(found.float().square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(found.float().square().mean(), optimizer, run=run)
 
 
 @pytest.mark.parametrize("way", ["blocks", "offloaded"])
@@ -191,10 +156,7 @@ def test_a_step_that_overflows_in_fp16_is_skipped(way: str) -> None:
     model, optimizer = run.prepare(ours, adam(ours))
     for step, batch in enumerate(rows()):
         before = state(run, model)
-        run.backward(model(batch).square().mean() * (1e38 if step == 2 else 1))
-        run.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(model(batch).square().mean() * (1e38 if step == 2 else 1), optimizer, run=run, model=model, clip=1.0)
         assert run.optimizer_step_was_skipped == (step == 2)
         after = state(run, model)
         assert all(torch.equal(before[name], after[name]) for name in before) == (step == 2)
@@ -248,7 +210,7 @@ def test_fp8_trains_shards_as_it_trains_the_whole() -> None:
         run, ours = accelerator(**given) if way == "shards" else Accelerator(**given), net()
         model, optimizer = run.prepare(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
         train(run, model, optimizer, rows())
-        found.append(state(run, model)["blocks.0.up.weight"])
+        found.append(state(run, model)["blocks.0.layer.weight"])
         reset_all()
     whole, shards, half = found
     assert (shards - whole).norm() < (half - whole).norm()
@@ -400,14 +362,14 @@ def test_averages_are_those_of_torch(version: int, way: str, device: str | None)
 def test_first_values_are_those_of_the_device_alone(way: str) -> None:
     """A model made without memory gets, shard or not, what the device draws for its names; no generator moves."""
     with empty.empty_init(3):
-        alone = Net()
+        alone = Net(**SIZES)
     empty.initialize(alone, DEVICE)
     run = Accelerator() if way == "none" else accelerator(2, way)
     device_module = torch.get_device_module(DEVICE)
     torch.manual_seed(11)
     before = torch.get_rng_state(), device_module.get_rng_state()
     with run.empty_init(3):
-        made = Net()
+        made = Net(**SIZES)
     model, optimizer = run.prepare(made, adam(made))
     after = torch.get_rng_state(), device_module.get_rng_state()
     assert all(map(torch.equal, before, after))
@@ -423,6 +385,6 @@ def test_values_made_on_the_cpu_leave_the_device_alone() -> None:
     before = torch.get_device_module(DEVICE).get_rng_state()
     run = Accelerator(cpu=True)
     with run.empty_init(3):
-        made = Net()
+        made = Net(**SIZES)
     run.prepare(made)
     assert torch.equal(torch.get_device_module(DEVICE).get_rng_state(), before)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import Net, advance
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullStateDictConfig
 from torch.nn import functional
@@ -18,7 +19,6 @@ from accel_core.plugins.parallelism import ParallelismConfig, TorchContextParall
 from accel_core.state import reset_all
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import world
-from accel_testing.world import run as run_on_ranks
 
 DEVICE = torch.device("cuda", 0)
 SHARED = {"ACCELERATE_USE_CPU": "false"}
@@ -34,40 +34,10 @@ pytestmark = [
 ]
 
 
-class Block(nn.Module):
-    """A layer that adds to its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Add something."""
-        found: Tensor = values + torch.tanh(self.layer(values))
-        return found
-
-
-class Net(nn.Module):
-    """Two blocks between a layer in and one out, whose rows two ranks do not share evenly."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3, bias=False)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return three numbers for each row."""
-        values = self.enter(values)
-        for block in self.blocks:
-            values = block(values)
-        found: Tensor = self.leave(values)
-        return found
-
-
 def net(seed: int = 3) -> Net:
     """Return the same net on every rank."""
     torch.manual_seed(seed)
-    return Net()
+    return Net(entry=WIDTH, width=WIDTH, out=3, count=2)
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
@@ -105,10 +75,7 @@ def alone(steps: Tensor) -> dict[str, Tensor]:
     model = net().to(DEVICE)
     optimizer = optimizer_of(model)
     for batch in steps:
-        model(batch).square().mean().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(model(batch).square().mean(), optimizer, model=model, clip=0.1)
     return {name: value.cpu() for name, value in model.state_dict().items()}
 
 
@@ -118,10 +85,7 @@ def train(run: Accelerator, model: Any, optimizer: Any, steps: Tensor) -> None:
     for batch in steps:
         loss = model(batch.chunk(layout.replicas)[layout.part]).square().mean()
         assert loss.device == DEVICE
-        run.backward(loss)
-        run.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(loss, optimizer, run=run, model=model, clip=0.1)
 
 
 def state(run: Accelerator, model: nn.Module) -> dict[str, Tensor]:
@@ -133,8 +97,7 @@ def state(run: Accelerator, model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_train_as_one_process_does(kind: str, environment: dict[str, str]) -> None:
     """Weights after three clipped steps are those of one process on the same device, however the device was chosen."""
-    failure = run_on_ranks(check, 2, (kind,), quiet=SLOW, environment=environment)
-    assert failure is None, failure
+    world(2, quiet=SLOW, environment=environment)(check)(kind)
 
 
 def check(kind: str) -> None:
@@ -216,9 +179,7 @@ def test_ranks_share_a_sequence(way: str) -> None:
     for _ in range(3):
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=half):
             output = twin(tokens)
-        functional.cross_entropy(output.float().flatten(0, 1), labels.flatten()).backward()
-        plain.step()
-        plain.zero_grad()
+        advance(functional.cross_entropy(output.float().flatten(0, 1), labels.flatten()), plain)
         own = [tokens.clone(), labels.clone()]
         with run.maybe_context_parallel(own, [1, 1], set(own)):
             loss = functional.cross_entropy(model(own[0]).float().flatten(0, 1), own[1].flatten())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from several_ranks import fsdp
 from torch import nn
 
 from accel_core.accelerator import Accelerator
@@ -13,7 +14,6 @@ from accel_core.checkpoint.load import load_state
 from accel_core.checkpoint.run import BareRun
 from accel_core.errors import ConfigurationError
 from accel_core.mesh.tensor import whole
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
 
 
@@ -51,9 +51,7 @@ def trained(accelerator: Accelerator | None = None) -> nn.Module:
 def test_adapters_of_shards_are_saved_and_loaded_alone(kind: str, tmp_path: Path) -> None:
     """They are those that one process trains; models in shards and whole ones load them, and their rest stays."""
     expected = trained().state_dict()
-    accelerator = Accelerator(
-        cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type=kind)
-    )
+    accelerator = Accelerator(cpu=True, fsdp_plugin=fsdp(state_dict_type=kind))
     model = trained(accelerator)
     accelerator.save_state(str(tmp_path / "adapters"), parts=("adapters",))
     alone = Adapted()
@@ -73,9 +71,7 @@ def test_adapters_of_shards_are_saved_and_loaded_alone(kind: str, tmp_path: Path
 @world(2)
 def test_adapters_of_other_engines_are_refused(tmp_path: Path) -> None:
     """FSDP1 writes models in its own way: adapters alone are refused on all ranks, and nothing is written."""
-    accelerator = Accelerator(
-        cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=1, use_orig_params=True)
-    )
+    accelerator = Accelerator(cpu=True, fsdp_plugin=fsdp(1, use_orig_params=True))
     model = trained(accelerator)
     with pytest.raises(ConfigurationError, match="Not every strategy"):
         accelerator.save_state(str(tmp_path / "adapters"), parts=("adapters",))

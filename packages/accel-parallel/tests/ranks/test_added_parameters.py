@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import LAYERS, advance, fsdp
 from torch import nn
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError
 from accel_core.plugins.parallelism import ParallelismConfig
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
 
 
@@ -33,15 +33,12 @@ def arguments(kind: str) -> dict[str, Any]:
     """Return a plugin that shards all but the last layer, or axes by which two ranks share sequences."""
     if kind == "context":
         return {"parallelism_config": ParallelismConfig(cp_size=2)}
-    settings: dict[str, Any] = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 5, "ignored_modules": "1"}
-    return {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2, **settings)}
+    return {"fsdp_plugin": fsdp(**LAYERS, ignored_modules="1")}
 
 
 def step(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
     """Train on other data on each rank, outside of a block that would split it."""
-    accelerator.backward(model(torch.full((2, 4), 1.0 + accelerator.process_index)).square().mean())
-    optimizer.step()
-    optimizer.zero_grad()
+    advance(model(torch.full((2, 4), 1.0 + accelerator.process_index)).square().mean(), optimizer, run=accelerator)
 
 
 @requires("torch:2.8")  # the first that computes in shards on a CPU

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import advance, assert_trained, refused
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -115,18 +116,14 @@ def _trains(kind: str, replicas: int, before: Path | None, after: Path) -> None:
     assert accelerator.distributed_type.value == "MULTI_CPU"
     found = _windows(accelerator, model, optimizer, loader)
     torch.testing.assert_close(found, norms, rtol=1e-5, atol=1e-6)
-    state = accelerator.get_state_dict(model)
-    if accelerator.is_main_process:
-        torch.testing.assert_close(dict(state), expected, rtol=1e-5, atol=1e-6)
+    assert_trained(accelerator, model, expected, 2e-6)
     accelerator.save_state(after)
     accelerator.save_model(model, after / "whole")
     if before is not None:
         for parameter in model.parameters():
             parameter.data.zero_()
         accelerator.load_state(before)
-        state = accelerator.get_state_dict(model)
-        if accelerator.is_main_process:
-            torch.testing.assert_close(dict(state), expected, rtol=1e-5, atol=1e-6)
+        assert_trained(accelerator, model, expected, 2e-6)
     reset_all()
 
 
@@ -134,12 +131,8 @@ def _windows(accelerator: Accelerator, model: Any, optimizer: Any, loader: Any) 
     norms = []
     for batch in loader:
         with accelerator.accumulate(model):
-            accelerator.backward(_loss(model, batch))
-            if accelerator.sync_gradients:
-                norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.3)))
-            optimizer.step()
-            optimizer.zero_grad()
-    return norms
+            norms.append(advance(_loss(model, batch), optimizer, run=accelerator, model=model, clip=0.3))
+    return [norm for norm in norms if norm is not None]
 
 
 @world(4)
@@ -149,11 +142,6 @@ def test_four_ranks_train_what_arrives_as_one_process(tmp_path: Path) -> None:
     for kind, replicas in (("fsdp", 4), ("hsdp", 4), ("fsdp x tp", 2), ("tp", 2)):
         _trains(kind, replicas, before, tmp_path / kind)
         before = tmp_path / kind
-
-
-def _before(accelerator: Accelerator) -> None:
-    early = Net()
-    accelerator.prepare(early, _optimizer(early))
 
 
 _MISFITS: dict[str, tuple[type[AccelError], str, dict[str, Any], str]] = {
@@ -178,25 +166,24 @@ def test_settings_that_do_not_fit_a_presharded_model_are_refused() -> None:
     made: dict[str, Callable[[], Net]] = {
         "fsdp": lambda: _sharded(Net(), both),
         "reversed": lambda: _sharded(Net(), DeviceMesh("cpu", [1, 0])),
-        "a part": lambda: _split(_only_head(Net(), both), both),
+        "a part": lambda: _split(Net(), both),
     }
     for name, (error, words, given, how) in _MISFITS.items():
         arguments: dict[str, Any] = {}
         if "tp" in given:
             arguments["parallelism_config"] = ParallelismConfig(tp_size=2)
         elif given:
-            arguments["fsdp_plugin"] = FullyShardedDataParallelPlugin(**{"fsdp_version": 2, **given})
+            arguments["fsdp_plugin"] = FullyShardedDataParallelPlugin(**{"fsdp_version": 2} | given)
         accelerator = Accelerator(cpu=True, **arguments)
         net, strategy = made[how](), accelerator._runtime.strategy
-        with pytest.raises(AccelError, match=words) as refusal:
+        if how == "a part":
+            fully_shard(net.head, mesh=both)
+        with refused(error, words, accelerator, net):
             accelerator.prepare(net, _optimizer(net))
-        assert type(refusal.value) is error, name
         assert accelerator._runtime.strategy is strategy, name
-        assert accelerator._models == [], name
         reset_all()
-    accelerator = Accelerator(cpu=True)
-    _before(accelerator)
-    net = made["fsdp"]()
+    accelerator, early, net = Accelerator(cpu=True), Net(), made["fsdp"]()
+    accelerator.prepare(early, _optimizer(early))
     with pytest.raises(PreparationError, match="got one after an optimizer and a model that trains"):
         accelerator.prepare(net, _optimizer(net))
 
@@ -207,9 +194,8 @@ def test_ranks_that_bring_different_models_are_told_so() -> None:
     accelerator = Accelerator(cpu=True)
     mesh = init_device_mesh("cpu", (2,))
     net: nn.Module = _sharded(Net(), mesh) if accelerator.is_main_process else Net()
-    with pytest.raises(RankDisagreementError, match=r"rank 0: prepare: a model that arrives sharded"):
+    with refused(RankDisagreementError, r"rank 0: prepare: a model that arrives sharded", accelerator, net):
         accelerator.prepare(net)
-    assert accelerator._models == []
 
 
 @world(2)
@@ -226,11 +212,6 @@ def test_what_arrives_computes_in_the_precision_of_the_run() -> None:
     accelerator.backward(loss)
     assert {parameter.dtype for parameter in net.parameters()} == {torch.float32}
     assert all(parameter.grad is not None for parameter in net.parameters())
-
-
-def _only_head(net: Net, mesh: DeviceMesh) -> Net:
-    fully_shard(net.head, mesh=mesh)
-    return net
 
 
 @world(2, preload=("transformers.modeling_utils",))
@@ -280,9 +261,7 @@ def test_models_that_transformers_shards_train_as_in_one_process(tmp_path: Path)
                     whole.zero_grad()
                 optimizer.step()
                 optimizer.zero_grad()
-        state = accelerator.get_state_dict(net)
-        if accelerator.is_main_process:
-            torch.testing.assert_close(dict(state), dict(plain.state_dict()), rtol=1e-5, atol=2e-6)
+        assert_trained(accelerator, net, plain.state_dict(), 2e-6)
         accelerator.save_model(net, tmp_path / f"{name} whole")
         if accelerator.is_main_process:
             plain.config.save_pretrained(tmp_path / f"{name} whole")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from several_ranks import WIDTH, Block, Mixture, Net, advance, assert_equal, blocks, fsdp, split
 from torch import Tensor, nn
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.optim.swa_utils import get_ema_multi_avg_fn
@@ -15,98 +16,28 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from accel_core.accelerator import Accelerator
 from accel_core.errors import EngineUnavailableError, RankDisagreementError, StateError
 from accel_core.optim.average import ModelAverage
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_parallel.pipeline.kwargs import PipelineKwargs
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
-from accel_testing.world import run as run_on
 
-WIDTH, DECAY = 6, 0.75
+DECAY = 0.75
 KINDS = ("ddp", "fsdp1", "fsdp2", "tp", "ep", "pp")
 
 
-class Block(nn.Module):
-    """A layer that adds to its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Add something."""
-        return values + torch.tanh(self.layer(values))
-
-
-class Experts(nn.Module):
-    """Experts as accel's protocol has them, each a product."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_experts = 4
-        self.up = nn.Parameter(torch.randn(4, WIDTH, WIDTH) / 3)
-
-    def forward(self, tokens: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted sum of what each token's experts make of it."""
-        found = torch.zeros_like(tokens)
-        for number in range(self.num_experts):
-            row, choice = torch.where(numbers == number)
-            found = found.index_add(0, row, weights[row, choice, None] * (tokens[row] @ self.up[number]))
-        return found
-
-
-class Mixture(nn.Module):
-    """Sends each token to two experts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router, self.experts = nn.Linear(WIDTH, 4), Experts()
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Add to each row what its experts make of it."""
-        weights, numbers = self.router(values).softmax(-1).topk(2)
-        found: Tensor = values + self.experts(values, numbers, weights)
-        return found
-
-
-class Net(nn.Module):
-    """Blocks between a layer in and one out, which no number of ranks divides."""
-
-    def __init__(self, block: type[nn.Module] = Block) -> None:
-        super().__init__()
-        self.enter = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(block() for _ in range(4))
-        self.leave = nn.Linear(WIDTH, 3, bias=False)
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return three numbers for each row."""
-        values = self.enter(values)
-        for block in self.blocks:
-            values = block(values)
-        found: Tensor = self.leave(values)
-        return found
-
-
-def accelerator(kind: str, blocks: str = "Block") -> Accelerator:
+def accelerator(kind: str, name: str = "Block") -> Accelerator:
     """Return an Accelerator that trains in one of the ways."""
     size, given = ensure(cpu=True).size, dict[str, Any]()
     if kind.startswith("fsdp"):
-        wraps: dict[str, Any] = {
-            "auto_wrap_policy": "transformer_based_wrap",
-            "transformer_cls_names_to_wrap": [blocks],
-        }
-        if kind.startswith("fsdp2"):
-            wraps["reshard_after_forward"] = False  # an evaluation leaves weights gathered
-        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=int(kind[4]),
-            state_dict_type="FULL_STATE_DICT" if kind.endswith("whole") else "SHARDED_STATE_DICT",
-            **wraps,
-        )
+        # Under FSDP2 an evaluation leaves weights gathered.
+        kept = {"reshard_after_forward": False} if kind.startswith("fsdp2") else {}
+        states = "FULL_STATE_DICT" if kind.endswith("whole") else "SHARDED_STATE_DICT"
+        given["fsdp_plugin"] = fsdp(int(kind[4]), state_dict_type=states, **blocks(name), **kept)
     if kind.endswith("tp"):
-        plan = TorchTensorParallelConfig(tp_plan={"blocks.*.layer": "colwise_gather_output"})
         shards = 2 if kind == "fsdp2tp" else 1
-        given["parallelism_config"] = ParallelismConfig(tp_size=size // shards, dp_shard_size=shards, tp_handler=plan)
+        plan = {"blocks.*.layer": "colwise_gather_output"}
+        given["parallelism_config"] = split(plan, tp_size=size // shards, dp_shard_size=shards)
     if kind == "ep":
         given["parallelism_config"] = ParallelismConfig(ep_size=size)
     if kind == "pp":
@@ -125,7 +56,7 @@ class Training:
 
     def __init__(self, kind: str, **given: Any) -> None:
         torch.manual_seed(0)
-        model = Net(Mixture if kind == "ep" else Block)
+        model = Net(out=3, block=Mixture if kind == "ep" else Block)
         self.run = accelerator(kind)
         self.kind = kind
         self.model, self.optimizer = self.run.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
@@ -162,7 +93,7 @@ class Training:
         with pytest.raises(KeyError):
             self._fail_inside()
         assert torch.equal(self._evaluated(), before), "no average is left gathered"
-        self.same(whole(self.run, self.model), weights)
+        assert_equal(whole(self.run, self.model), weights)
 
     @torch.no_grad()
     def _evaluated(self) -> Tensor:
@@ -173,17 +104,11 @@ class Training:
     def _fail_inside(self) -> None:
         with self.ema.applied():
             inside = self._evaluated()
-            self.same(whole(self.run, self.model), self.expected)
+            assert_equal(whole(self.run, self.model), self.expected)
             assert torch.equal(self._evaluated(), inside)
             with pytest.raises(StateError, match=r"inside of `with ema\.applied\(\)`; got optimizer\.step"):
                 self.optimizer.step()
             raise KeyError
-
-    def same(self, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-        """Compare bit for bit."""
-        assert found.keys() == expected.keys()
-        different = [name for name in found if not torch.equal(found[name], expected[name])]
-        assert not different, (self.kind, different)
 
 
 @requires("torch:2.13")
@@ -222,7 +147,8 @@ def test_shards_of_split_layers_are_averaged_on_any_device() -> None:
         reset_all()
 
 
-def stopped(place: Path, kind: str) -> None:
+@world(2, quiet=30)
+def _stopped(place: Path, kind: str) -> None:
     """Train, save, and keep the average to compare with."""
     training = Training(kind, every=2)
     for number in range(3):
@@ -233,7 +159,8 @@ def stopped(place: Path, kind: str) -> None:
         torch.save(training.expected, place / "expected.pt")
 
 
-def resumed(place: Path, kind: str) -> None:
+@world("size", quiet=30)
+def _resumed(place: Path, kind: str, size: int) -> None:
     """Go on elsewhere: the average is the one that was saved, and so is the step at which it is updated."""
     training = Training(kind, every=2)
     training.run.load_state(str(place / "state"))
@@ -259,9 +186,9 @@ def resumed(place: Path, kind: str) -> None:
 )
 def test_an_average_is_resumed_elsewhere(first: str, then: list[tuple[str, int]], tmp_path: Path) -> None:
     """Saved on two ranks, an average goes on in shards on four, under other engines, and in one process."""
-    assert run_on(stopped, 2, (tmp_path, first), quiet=30) is None
+    _stopped(tmp_path, first)
     for kind, size in then:
-        assert run_on(resumed, size, (tmp_path, kind), quiet=30) is None
+        _resumed(place=tmp_path, kind=kind, size=size)
 
 
 @requires("torch:2.8")
@@ -272,14 +199,12 @@ def test_an_exported_average_is_loaded_by_transformers(tmp_path: Path) -> None:
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=11, tie_word_embeddings=True, **sizes))
-    run = accelerator("fsdp2", blocks="LlamaDecoderLayer")
+    run = accelerator("fsdp2", "LlamaDecoderLayer")
     model, optimizer = run.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
     ema = run.ema(model, DECAY)
     tokens = torch.arange(10).view(2, 5)
     for _ in range(2):
-        run.backward(model(input_ids=tokens, labels=tokens).loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(model(input_ids=tokens, labels=tokens).loss, optimizer, run=run)
     with torch.no_grad(), ema.applied():
         expected = model(input_ids=tokens).logits
     run.save_model(ema, tmp_path)

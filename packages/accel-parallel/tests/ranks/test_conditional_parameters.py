@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from several_ranks import COPIES, advance, assert_trained, blocks, fsdp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -15,7 +17,6 @@ from accel_core.accelerator import Accelerator
 from accel_core.errors import RankDisagreementError
 from accel_core.host.versions import is_torch_version
 from accel_core.plugins.parallelism import ParallelismConfig
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
 
 pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
@@ -59,14 +60,7 @@ class Net(nn.Module):
         return y
 
 
-def _plugin(**given: Any) -> FullyShardedDataParallelPlugin:
-    return FullyShardedDataParallelPlugin(
-        fsdp_version=2,
-        auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=["Block"],
-        state_dict_type="FULL_STATE_DICT",
-        **given,
-    )
+_plugin = partial(fsdp, state_dict_type="FULL_STATE_DICT", **blocks("Block"))
 
 
 def _batches(step: int, window: int, ranks: int) -> Iterator[list[tuple[torch.Tensor, int]]]:
@@ -109,8 +103,6 @@ def _sharded(
     window: int,
     order: tuple[int, ...],
     axes: ParallelismConfig | None = None,
-    *,
-    tolerance: float = 1e-6,
     **given: Any,
 ) -> None:
     """Train on all ranks and compare with one process."""
@@ -121,16 +113,11 @@ def _sharded(
     for step in range(_STEPS):
         for batch in _batches(step, window, accelerator.num_processes):
             with accelerator.accumulate(net):
-                accelerator.backward(_loss(net, *batch[accelerator.process_index], order))
-                if accelerator.sync_gradients:
-                    norms.append(accelerator.clip_grad_norm_(net.parameters(), 0.2).item())
-                optimizer.step()
-                optimizer.zero_grad()
+                loss = _loss(net, *batch[accelerator.process_index], order)
+                norms.append(advance(loss, optimizer, run=accelerator, model=net, clip=0.2))
     expected, weights = _alone(accelerator.num_processes, kind, window, order)
-    torch.testing.assert_close(norms, expected, rtol=0, atol=tolerance)
-    found = accelerator.get_state_dict(net)
-    if accelerator.is_main_process:
-        torch.testing.assert_close(found, weights, rtol=0, atol=tolerance)
+    torch.testing.assert_close(norms[window - 1 :: window], expected, rtol=0, atol=1e-6)
+    assert_trained(accelerator, net, weights)
 
 
 @pytest.mark.parametrize("kind", _OPTIMIZERS)
@@ -155,7 +142,7 @@ def test_blocks_run_twice_or_never_train_as_one_process(reshard: bool) -> None:
 @world(4)
 def test_four_ranks_with_other_experts_train_as_one_process(copies: bool) -> None:
     """Four shards, or two copies of two shards, train as one process."""
-    axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2) if copies else None
+    axes = ParallelismConfig(**COPIES) if copies else None
     _sharded("adamw", 2, (0, 1, 2), axes)
 
 
@@ -177,9 +164,7 @@ def test_presharded_experts_train_in_a_plain_loop() -> None:
         for one in (optimizer, expected):
             one.step()
             one.zero_grad()
-    found = accelerator.get_state_dict(prepared)
-    if accelerator.is_main_process:
-        torch.testing.assert_close(found, dict(alone.state_dict()), rtol=0, atol=1e-6)
+    assert_trained(accelerator, prepared, alone.state_dict())
 
 
 def _step_refused(orders: Orders, chosen: tuple[int, int] = (0, 0)) -> str:
@@ -193,9 +178,7 @@ def _step_refused(orders: Orders, chosen: tuple[int, int] = (0, 0)) -> str:
     with pytest.raises(RankDisagreementError) as found:
         optimizer.step()
     assert all(torch.equal(one, each.to_local()) for one, each in zip(before, net.parameters(), strict=True))
-    optimizer.zero_grad()
-    accelerator.backward(_loss(net, torch.ones(2, 4), 0, (0, 1, 2)))
-    optimizer.step()
+    advance(_loss(net, torch.ones(2, 4), 0, (0, 1, 2)), optimizer, run=accelerator)
     return str(found.value)
 
 
@@ -231,6 +214,4 @@ def test_orders_that_change_on_all_ranks_train_as_in_one_process() -> None:
         for one in (optimizer, expected):
             one.step()
             one.zero_grad()
-    found = accelerator.get_state_dict(net)
-    if accelerator.is_main_process:
-        torch.testing.assert_close(found, dict(alone.state_dict()), rtol=0, atol=1e-6)
+    assert_trained(accelerator, net, alone.state_dict())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from several_ranks import LAYERS, advance, fsdp
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -28,7 +29,6 @@ from accel_parallel.context.order import Share, in_order
 from accel_parallel.context.parallel import ContextParallel
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
-from accel_testing.world import run
 
 BATCH, HEADS, LENGTH, SIZE = 2, 4, 32, 8
 KINDS = ("causal", "sliding", "packed", "padded")
@@ -103,27 +103,21 @@ def compare(groups: int, dtype: torch.dtype, kind: str = "allgather", masks: Any
                 assert float((one.double() - part().of(other, 2).double()).abs().max()) <= limit, (mask, split)
 
 
-def every_mask(kinds: tuple[str, ...] = KINDS) -> None:
-    """Compare all masks, as truth values and as numbers, in two formats, with as many keys as queries and fewer."""
+@pytest.mark.parametrize("ranks", [2, 4])
+@world("ranks")
+def test_gathered_attention_equals_full_attention(ranks: int) -> None:
+    """Any mask, as truth values and as numbers, in two formats, with as many keys as queries and fewer.
+
+    Four ranks also compare a ring.
+    """
     for groups, dtype in ((HEADS, torch.float32), (2, torch.float32), (2, torch.bfloat16)):
-        masks = [mask_of(kind) for kind in kinds]
+        masks = [mask_of(kind) for kind in (KINDS if ranks == 2 else ("sliding", "padded"))]
         masks += [torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -torch.inf) for mask in masks]
         compare(groups, dtype, masks=masks)
         compare(groups, dtype, is_causal=True, scale=0.5)
         compare(groups, dtype)
-
-
-@world(2)
-def test_gathered_attention_equals_full_attention() -> None:
-    """Under any mask, two ranks compute what one does, forward and backward."""
-    every_mask()
-
-
-@world(4)
-def test_four_ranks_share_a_sequence() -> None:
-    """The same on four ranks, gathered and along the ring."""
-    every_mask(("sliding", "padded"))
-    compare(HEADS, torch.float32, "alltoall", is_causal=True)
+    if ranks == 4:
+        compare(HEADS, torch.float32, "alltoall", is_causal=True)
 
 
 @requires("torch:2.13")
@@ -374,12 +368,9 @@ def test_a_late_backward_that_recomputes_attention_is_refused() -> None:
         parallel = context()
         with parallel.split(SequenceBuffers(list(batch), [1, 1, 1], set(batch))):
             loss = loss_of(model, batch)
-        with parallel.around_backward():
-            if words:
-                with pytest.raises(EngineUnavailableError, match=words):
-                    loss.backward()  # type: ignore[no-untyped-call]
-            else:
-                loss.backward()  # type: ignore[no-untyped-call]
+        refusal = pytest.raises(EngineUnavailableError, match=words) if words else nullcontext()
+        with parallel.around_backward(), refusal:
+            loss.backward()  # type: ignore[no-untyped-call]
         batch = batch_of()
 
 
@@ -443,10 +434,7 @@ def alone(model: nn.Module) -> tuple[list[float], Results]:
         for window in range(2):
             batch = torch.utils.data.default_collate([documents[4 * window + place] for place in range(4)])
             loss, count = summed(model, batch)
-            (loss / count).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-            optimizer.step()
-            optimizer.zero_grad()
+            advance(loss / count, optimizer, model=model, clip=0.05)
             losses.append(float(loss.detach() / count))
     return losses, [parameter.detach() for parameter in model.parameters()]
 
@@ -490,18 +478,19 @@ def equals_one_process(accelerator: Accelerator, kind: type[nn.Module] = Model) 
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["allgather", "alltoall"])
+@pytest.mark.parametrize("kind", ["allgather", "alltoall", pytest.param("sharded", marks=requires("torch:2.8"))])
 @world(2)
 def test_ranks_that_share_sequences_train_as_one_process(kind: str) -> None:
-    """With whole parameters on each rank: accumulated, weighted and clipped; without the average over them not."""
-    handler = TorchContextParallelConfig(kind)
-    axes = ParallelismConfig(cp_size=2, cp_handler=handler)
+    """Accumulated, weighted and clipped, on whole parameters and on shards, whose activations are computed again."""
+    if kind == "sharded":
+        return equals_one_process(fully_sharded())
+    axes = ParallelismConfig(cp_size=2, cp_handler=TorchContextParallelConfig(kind))
     accelerator = Accelerator(cpu=True, parallelism_config=axes, gradient_accumulation_steps=2)
     equals_one_process(accelerator)
     set_seed(1, device_specific=True)
     draws = accelerator.gather(torch.rand(1)).tolist()
     assert len(set(draws)) == 2, "dropout differs between parts of a sequence"
-    if kind == "allgather":
+    if kind == "allgather":  # without the average over ranks
         reset_all()
         broken: Any = Accelerator(cpu=True, parallelism_config=axes, gradient_accumulation_steps=2)
         broken._runtime.strategy.averaging._groups = ()
@@ -541,17 +530,9 @@ def test_metrics_count_what_parts_of_a_sequence_gave() -> None:
 
 def fully_sharded(**sizes: int) -> Accelerator:
     """Return an Accelerator that shards each layer, over sequences too."""
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=100)
-    plugin.activation_checkpointing = True
+    plugin = fsdp(**LAYERS | {"min_num_params": 100}, activation_checkpointing=True)
     axes = ParallelismConfig(cp_size=2, **sizes)
     return Accelerator(cpu=True, fsdp_plugin=plugin, parallelism_config=axes, gradient_accumulation_steps=2)
-
-
-@requires("torch:2.8")
-@world(2)
-def test_parameters_are_sharded_over_ranks_that_share_sequences() -> None:
-    """FSDP2 over the same two ranks, with activations computed again, trains as one process."""
-    equals_one_process(fully_sharded())
 
 
 class Projected(nn.Module):
@@ -604,24 +585,22 @@ def test_a_run_goes_on_with_another_mesh(tmp_path: Path) -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     for step in range(8):
-        loss_of(model, batch_of(step)).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-    stages = ("shared", "whole", "sharded", "last")
-    for stage, name in enumerate(stages):
-        before = None if stage == 0 else tmp_path / stages[stage - 1]
-        assert not run(_goes_on, 1 if name == "whole" else 2, (before, tmp_path / name, 2 * stage, name))
+        advance(loss_of(model, batch_of(step)), optimizer)
+    before = None
+    for stage, name in enumerate(("shared", "whole", "sharded", "last")):
+        _goes_on(before=before, after=tmp_path / name, first=2 * stage, name=name, ranks=1 if name == "whole" else 2)
+        before = tmp_path / name
     reset_all()
     again = Accelerator(cpu=True).prepare(Model())
     load_model(again, tmp_path / "last" / "exported")
     torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()), rtol=1e-5, atol=1e-6)
 
 
-def _goes_on(before: Path | None, after: Path, first: int, name: str) -> None:
+@world("ranks")
+def _goes_on(before: Path | None, after: Path, first: int, name: str, ranks: int) -> None:
     """Load a checkpoint in place of zeros, take two steps, and save."""
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
-    given: dict[str, Any] = {"fsdp_plugin": plugin} if name == "sharded" else {}
-    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=ensure().size), **given)
+    plugin = fsdp(state_dict_type="SHARDED_STATE_DICT") if name == "sharded" else None
+    accelerator = Accelerator(cpu=True, parallelism_config=ParallelismConfig(cp_size=ranks), fsdp_plugin=plugin)
     model: Any = Model()
     if before is not None:
         for parameter in model.parameters():

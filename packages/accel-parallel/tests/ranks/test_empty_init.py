@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from several_ranks import COPIES, assert_equal, blocks, fsdp, split
 from torch import Tensor, nn
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError, RemoteRankError
 from accel_core.mesh.tensor import local_part
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import reset_all
 from accel_parallel.pipeline.kwargs import PipelineKwargs
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
+from accel_testing.memory import MEASURES_MEMORY, Growth
 
 WAYS = {2: ("ddp", "fsdp2", "tp", "pp"), 4: ("fsdp2", "hsdp", "fsdp2 and tp", "pp and fsdp2")}
 
@@ -97,23 +96,15 @@ def arguments(way: str, block: str = "Block") -> dict[str, Any]:
     """Return what makes an Accelerator share a model in one of the ways."""
     found: dict[str, Any] = {}
     if "fsdp" in way or way == "hsdp":
-        found["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=1 if way == "fsdp1" else 2,
-            state_dict_type="FULL_STATE_DICT",
-            auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=[block],
-        )
-    plan = TorchTensorParallelConfig(tp_plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"})
-    axes = {
-        "tp": {"tp_size": 2, "tp_handler": plan},
-        "hsdp": {"dp_replicate_size": 2, "dp_shard_size": 2},
-        "fsdp2 and tp": {"dp_shard_size": 2, "tp_size": 2, "tp_handler": plan},
-        "pp": {"pp_size": 2},
-        "pp and fsdp2": {"pp_size": 2, "dp_shard_size": 2},
-        "ep": {"ep_size": 2},
-    }
+        version = 1 if way == "fsdp1" else 2
+        found["fsdp_plugin"] = fsdp(version, state_dict_type="FULL_STATE_DICT", **blocks(block))
+    plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    axes: dict[str, Any] = {"hsdp": COPIES, "pp": {"pp_size": 2}, "ep": {"ep_size": 2}}
+    axes |= {"pp and fsdp2": {"pp_size": 2, "dp_shard_size": 2}}
     if way in axes:
-        found["parallelism_config"] = ParallelismConfig(**axes[way])  # type: ignore[arg-type]
+        found["parallelism_config"] = ParallelismConfig(**axes[way])
+    if way.endswith("tp"):
+        found["parallelism_config"] = split(plan, dp_shard_size=2 if "fsdp" in way else 1)
     if way.startswith("pp"):
         found["kwargs_handlers"] = [PipelineKwargs(loss_fn=lambda out, _: out.square().mean(), microbatches=2)]
     return found
@@ -130,9 +121,8 @@ def started(way: str, make: Any = Net, seed: int = 0) -> dict[str, Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, optimizer = run.prepare(model, optimizer)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert {id(each) for each in model.parameters()} == {
-        id(p) for group in optimizer.param_groups for p in group["params"]
-    }
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert {id(each) for each in model.parameters()} == {id(each) for each in own}
     state = {name: value.clone() for name, value in run.get_state_dict(model).items()}
     reset_all()
     return state
@@ -159,8 +149,7 @@ def check(size: int, make: Any = Net) -> None:
             continue  # its layers have other names
         got = started(way, make)
         if got:
-            assert wanted.keys() == got.keys()
-            assert [name for name in wanted if not torch.equal(wanted[name], got[name])] == [], way
+            assert_equal(wanted, got)
 
 
 @requires("torch:2.8")
@@ -210,24 +199,17 @@ def test_a_stage_makes_its_own_values_and_trains() -> None:
         torch.testing.assert_close(trained[name], value, rtol=0, atol=1e-6)
 
 
-def memory(kind: str) -> int:
-    """Return bytes of this process's memory, as Linux tells: now, or at its highest."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{kind}:")]
-    return int(line.split()[1]) * 1024
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is reset on Linux only")
+@MEASURES_MEMORY
 @pytest.mark.parametrize("way", ["fsdp2", "tp"])
 @requires("torch:2.8")
 @world(4, quiet=30)
 def test_a_model_of_four_times_a_rank_s_memory_starts(way: str) -> None:
     """A rank holds its shard and one module at most, within a tenth; without empty_init it holds the whole model."""
-    ctypes.CDLL(None).mallopt(-3, 2**20)  # glibc keeps no freed block, which would count as used
     width, layers = 2048, 24
     given = arguments(way, "Linear")
     if way == "tp":
-        plan = TorchTensorParallelConfig(tp_plan={f"{each}": "colwise_gather_output" for each in range(layers)})
-        given["parallelism_config"] = ParallelismConfig(tp_size=4, tp_handler=plan)
+        plan = {f"{each}": "colwise_gather_output" for each in range(layers)}
+        given["parallelism_config"] = split(plan, tp_size=4)
     run = Accelerator(cpu=True, **given)
 
     def start(width: int) -> nn.Module:
@@ -237,10 +219,9 @@ def test_a_model_of_four_times_a_rank_s_memory_starts(way: str) -> None:
 
     start(8)  # what is imported late
     layer = width * width * torch.float32.itemsize
-    before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+    growth = Growth()
     model = start(width)
-    ratio = (memory("VmHWM") - before) / (layers * layer / 4 + layer)
+    ratio = growth.most() / (layers * layer / 4 + layer)
     assert ratio <= 1.1, ratio
     assert sum(local_part(each).numel() for each in model.parameters()) * torch.float32.itemsize == layers * layer / 4
 
@@ -310,9 +291,8 @@ def test_what_would_have_no_value_is_refused_by_name() -> None:
     with run.empty_init():
         model = Stages()
         model.blocks[1].norm = Forgets(8)
-    with pytest.raises(
-        (PreparationError, RemoteRankError)[1 - dist.get_rank()], match=r"none for blocks\.1\.norm\.calls"
-    ):
+    error = (PreparationError, RemoteRankError)[1 - dist.get_rank()]
+    with pytest.raises(error, match=r"none for blocks\.1\.norm\.calls"):
         run.prepare(model)
     reset_all()
     for way in ("fsdp2", "pp"):

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import advance, fsdp, logged
 from torch import nn
 from torch.nn import functional
 
 from accel_core.accelerator import Accelerator
 from accel_core.comm.collectives import gather
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
 
 pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
@@ -52,13 +52,9 @@ class Net(nn.Module):
 
 
 def _start(version: int, autocast: bool = True, **given: Any) -> Accelerator:
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=version,
-        use_orig_params=True if version == 1 else None,
-        auto_wrap_policy="transformer_based_wrap",
-        mixed_precision_policy=None if autocast else "bf16",
-        **given,
-    )
+    given |= {"use_orig_params": True} if version == 1 else {}
+    given |= {} if autocast else {"mixed_precision_policy": "bf16"}
+    plugin = fsdp(version, auto_wrap_policy="transformer_based_wrap", **given)
     return Accelerator(cpu=True, fsdp_plugin=plugin, mixed_precision="bf16" if autocast else "no")
 
 
@@ -85,10 +81,8 @@ def test_kept_modules_compute_in_32_bits(version: int, autocast: bool, recompute
     accelerator = _start(version, autocast, activation_checkpointing=recomputed)
     model, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=1.0))
     for _ in range(2):
-        loss = model(torch.ones(2, 4) * accelerator.process_index).float().square().mean()
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        inputs = torch.ones(2, 4) * accelerator.process_index
+        advance(model(inputs).float().square().mean(), optimizer, run=accelerator)
     assert formats == {torch.bfloat16}
     assert torch.equal(seen[0], before[0])
     assert torch.equal(seen[1], before[1])
@@ -101,15 +95,11 @@ def test_kept_modules_compute_in_32_bits(version: int, autocast: bool, recompute
 @world(2)
 def test_what_is_cast_though_kept_is_named_once(version: int) -> None:
     """FSDP2 casts what only a part of a module is, and FSDP1 buffers; one warning names them."""
-    lines: list[logging.LogRecord] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lines.append  # type: ignore[method-assign]
-    logging.getLogger("accel_parallel.sharding.wrapping").addHandler(handler)
-    net = Net()
+    lines, net = logged("accel_parallel.sharding.wrapping"), Net()
     net._keep_in_fp32_modules_strict = {"scale", "shift"}
     accelerator = _start(version)
     accelerator.prepare(net)
     name = "shift" if version == 1 else "scale"
-    said = [line.getMessage() for line in lines if "FSDP casts what Net says" in line.getMessage()]
+    said = [line.getMessage() for line in lines if line.levelno == logging.WARNING]
     assert len(said) == accelerator.is_main_process
     assert all(f"got blocks.0.{name}, blocks.1.{name}. Name the" in line for line in said)

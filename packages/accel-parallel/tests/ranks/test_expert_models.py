@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from several_ranks import Listed, Mixture, advance, fsdp
 from torch import nn
 
 from accel_core.accelerator import Accelerator
@@ -19,7 +20,6 @@ from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_parallel.experts.layers import is_experts
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
 
 SIZES: dict[str, Any] = {
@@ -35,35 +35,12 @@ SIZES: dict[str, Any] = {
 }
 
 
-class Experts(nn.ModuleList):
-    """A list of experts, of which those that no token is sent to do not run."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Sequential(nn.Linear(16, 24), nn.SiLU(), nn.Linear(24, 16)) for _ in range(4))
-        self.num_experts = 4
-
-    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of what each token's experts make of it."""
-        found = torch.zeros_like(tokens)
-        for number, expert in enumerate(self):
-            row, choice = torch.where(numbers == number)
-            if len(row):
-                found = found.index_add(0, row, (weights[row, choice, None] * expert(tokens[row])).to(found.dtype))
-        return found
-
-
-class Block(nn.Module):
-    """A router and its experts, beside which values go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router, self.experts = nn.Linear(16, 4), Experts()
+class Block(Mixture):
+    """A mixture of sequences."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Add what experts make of each token."""
-        tokens = values.reshape(-1, 16)
-        weights, numbers = self.router(tokens).softmax(-1).topk(2)
-        return values + self.experts(tokens, numbers, weights).view_as(values)
+        return super().forward(values.reshape(-1, 16)).view_as(values)
 
 
 class Loss(NamedTuple):
@@ -80,7 +57,7 @@ class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words, self.head = nn.Embedding(32, 16), nn.Linear(16, 32)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks = nn.ModuleList(Block(16, kind=Listed) for _ in range(2))
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> Loss:
         """Return the loss of each next word."""
@@ -161,11 +138,8 @@ def train(
             continue
         part = run._runtime.strategy.layout.part
         with run.accumulate(net):
-            run.backward(net(**{name: each[2 * part : 2 * part + 2] for name, each in rows.items()}).loss)
-            if run.sync_gradients and clip is not None:
-                run.clip_grad_norm_(net.parameters(), clip)
-            optimizer.step()
-            optimizer.zero_grad()
+            loss = net(**{name: each[2 * part : 2 * part + 2] for name, each in rows.items()}).loss
+            advance(loss, optimizer, run=run, model=net, clip=clip)
     return {name.removeprefix("module."): whole(value).detach() for name, value in net.state_dict().items()}
 
 
@@ -175,9 +149,7 @@ def accelerator(sharded: bool, *, recompute: bool = False, compiled: bool = Fals
     if compiled:
         given["dynamo_plugin"] = TorchDynamoPlugin(backend="eager", use_regional_compilation=True)
     if sharded:
-        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", activation_checkpointing=recompute
-        )
+        given["fsdp_plugin"] = fsdp(auto_wrap_policy="transformer_based_wrap", activation_checkpointing=recompute)
     return Accelerator(parallelism_config=ParallelismConfig(ep_size=2, **rest), **given)
 
 
@@ -289,8 +261,7 @@ def test_transformers_models_continue_on_other_expert_layouts(tmp_path: Path) ->
             unused = [DistributedDataParallelKwargs(find_unused_parameters=True)] if turn == 1 else []
             run = Accelerator(parallelism_config=ParallelismConfig(**axes), kwargs_handlers=unused)  # type: ignore[arg-type]
             net = model(family)
-            optimizer: Any = torch.optim.AdamW(net.parameters(), lr=0.01)
-            net, optimizer = run.prepare(net, optimizer)
+            net, optimizer = run.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01))
             if turn:
                 run.load_state(tmp_path / f"{family} {turn - 1}")
                 now = {name: whole(value) for name, value in run.unwrap_model(net).state_dict().items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from several_ranks import WIDTH, Experts, Listed, Mixture, Net, advance, blocks, fsdp, refused
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
@@ -26,92 +28,19 @@ from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_parallel.checkpoint.merge import merge_weights
 from accel_parallel.experts.dispatch import dispatch, routed, rows_of_all
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
 
-WIDTH, COUNT, TOKENS = 6, 4, 5
-
-
-class Experts(nn.Module):
-    """Experts as accel's protocol has them, each a layer up and one down."""
-
-    def __init__(self, count: int = COUNT) -> None:
-        super().__init__()
-        self.num_experts = count
-        self.up = nn.Parameter(torch.randn(count, WIDTH, 2 * WIDTH) / 3)
-        self.bias = nn.Parameter(torch.randn(count, 2 * WIDTH) / 3)
-        self.down = nn.Parameter(torch.randn(count, 2 * WIDTH, WIDTH) / 3)
-
-    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of what each token's experts make of it."""
-        found = torch.zeros_like(tokens)
-        for number in range(self.num_experts):
-            row, choice = torch.where(numbers == number)
-            hidden = torch.tanh(tokens[row] @ self.up[number] + self.bias[number])
-            found = found.index_add(0, row, weights[row, choice, None] * (hidden @ self.down[number]))
-        return found
-
-
-class Listed(nn.ModuleList):
-    """Experts that are modules, of which those that no token is sent to do not run."""
-
-    def __init__(self, count: int = COUNT) -> None:
-        super().__init__(
-            nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)) for _ in range(count)
-        )
-        self.num_experts = count
-
-    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of what each token's experts make of it."""
-        found = torch.zeros_like(tokens)
-        for number, expert in enumerate(self):
-            row, choice = torch.where(numbers == number)
-            if len(row):
-                found = found.index_add(0, row, weights[row, choice, None] * expert(tokens[row]))
-        return found
-
-
-class Mixture(nn.Module):
-    """Sends each token to two experts; how, a test may bend."""
-
-    def __init__(self, count: int = COUNT, kind: type[Experts | Listed] = Experts) -> None:
-        super().__init__()
-        self.router = nn.Linear(WIDTH, count)
-        self.experts = kind(count)
-        self.register_buffer("bent", torch.zeros(count))
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Add to each row what its experts make of it."""
-        weights, numbers = (self.router(values).softmax(-1) + self.bent).topk(2)
-        return values + self.experts(values, numbers, weights)
-
-
-class Net(nn.Module):
-    """Two mixtures and a head."""
-
-    def __init__(self, count: int = COUNT, kind: type[Experts | Listed] = Experts) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Mixture(count, kind) for _ in range(2))
-        self.head = nn.Linear(WIDTH, 1)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a number for each row."""
-        for block in self.blocks:
-            values = block(values)
-        found: torch.Tensor = self.head(values)
-        return found
-
-
+COUNT, TOKENS = 4, 5
 KINDS: tuple[type[Experts | Listed], ...] = (Experts, Listed)
 ROUTING = {"as it comes": [0, 0, 0, 0], "all to two experts of one rank": [9, 8, 0, 0]}
 
 
-def made(routing: str = "as it comes", count: int = COUNT, kind: type[Experts | Listed] = Experts) -> Net:
-    """Return the same net on every rank."""
+def made(routing: str = "as it comes", count: int = COUNT, kind: type[Experts | Listed] = Experts) -> Any:
+    """Return the same net of two mixtures on every rank."""
     torch.manual_seed(3)
-    net = Net(count, kind)
+    net = Net(entry=0, out=1, count=2, block=partial(Mixture, count=count, kind=kind))
     for block in net.blocks:
-        block.bent += torch.tensor(ROUTING[routing][:count])  # type: ignore[operator,union-attr]
+        block.bent += torch.tensor(ROUTING[routing][:count])
     return net
 
 
@@ -137,43 +66,24 @@ def expected(
     net = copy.deepcopy(net)
     optimizer = made_by(net)
     for batch in data:
-        net(batch.reshape(-1, WIDTH)).square().mean().backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(net.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(net(batch.reshape(-1, WIDTH)).square().mean(), optimizer, model=net, clip=clip)
     return net.state_dict()
-
-
-def fsdp(**given: Any) -> FullyShardedDataParallelPlugin:
-    """Return a plugin of FSDP2 that shards mixtures one by one."""
-    return FullyShardedDataParallelPlugin(
-        fsdp_version=2,
-        auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=["Mixture"],
-        **given,
-    )
 
 
 def accelerator(sharded: bool = False, **given: Any) -> Accelerator:
     """Return an Accelerator whose ranks share out experts in pairs."""
     rest = {"dp_shard_size" if sharded else "dp_replicate_size": ensure().size // 2}
     if sharded:
-        given["fsdp_plugin"] = fsdp()
+        given["fsdp_plugin"] = fsdp(**blocks("Mixture"))
     return Accelerator(parallelism_config=ParallelismConfig(ep_size=2, **rest), **given)
 
 
-def trained(net: nn.Module, run: Accelerator, data: torch.Tensor, *, clip: float | None = None) -> nn.Module:
+def trained(net: Any, run: Accelerator, data: torch.Tensor, *, clip: float | None = None) -> Any:
     """Train a net on this rank's part of the data."""
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
-    net, optimizer = run.prepare(net, optimizer)
+    net, optimizer = run.prepare(net, adam(net))
     for batch in data:
         loss = net(batch[run._runtime.strategy.layout.part]).square().mean()
-        run.backward(loss)
-        if clip is not None:
-            run.clip_grad_norm_(net.parameters(), clip)
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(loss, optimizer, run=run, model=net, clip=clip)
     return net
 
 
@@ -211,8 +121,8 @@ def test_two_ranks_that_share_out_experts_train_as_one_process(routing: str, sha
         state = expected(net, data, clip=0.5)
         net = trained(net, accelerator(sharded), data, clip=0.5)
         assert_equal(net, state)
-        for block in net.blocks:  # type: ignore[union-attr]
-            parameters = list(block.experts.parameters())  # type: ignore[operator,union-attr]
+        for block in net.blocks:
+            parameters = list(block.experts.parameters())
             assert all(isinstance(each, DTensor) for each in parameters)
             held = sum(each.to_local().untyped_storage().nbytes() for each in parameters)
             assert held * 2 == sum(each.numel() * 4 for each in parameters)
@@ -263,7 +173,7 @@ def test_split_layers_with_experts_train_as_one_process(sharded: bool) -> None:
     plan = TorchTensorParallelConfig(tp_plan={"blocks.*.router": "colwise_gather_output"})
     for kind, axes in itertools.product(KINDS, ({"tp_size": 2, "tp_handler": plan}, {"cp_size": 2})):
         reset_all()
-        plugins = {"fsdp_plugin": fsdp()} if sharded else {}
+        plugins = {"fsdp_plugin": fsdp(**blocks("Mixture"))} if sharded else {}
         run = Accelerator(parallelism_config=ParallelismConfig(ep_size=2, **axes), **plugins)  # type: ignore[arg-type]
         net: Any = made(kind=kind)
         state = expected(net, data.reshape(3, -1, WIDTH), clip=0.5, made_by=momentum)
@@ -287,13 +197,10 @@ def test_gradients_add_up_from_the_weights_of_rank_0() -> None:
     if ensure().rank == 1:
         nn.init.zeros_(net.blocks[0].experts.up)
     run = accelerator(sharded=True, gradient_accumulation_steps=3)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
-    net, optimizer = run.prepare(net, optimizer)
+    net, optimizer = run.prepare(net, adam(net))
     for batch in data:
         with run.accumulate(net):
-            run.backward(net(batch[ensure().rank]).square().mean())
-            optimizer.step()
-            optimizer.zero_grad()
+            advance(net(batch[ensure().rank]).square().mean(), optimizer, run=run)
     assert_equal(net, state)
 
 
@@ -403,8 +310,7 @@ def test_an_unknown_expert_is_refused_on_all_ranks() -> None:
 
 
 def _dense(net: Any) -> None:
-    for block in net.blocks:
-        block.experts = nn.Linear(WIDTH, WIDTH)
+    net.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
 
 
 def _adapted(net: Any) -> None:
@@ -413,45 +319,46 @@ def _adapted(net: Any) -> None:
     net.blocks[0].experts = adapter
 
 
-def _tied(net: Any) -> None:
-    net.blocks[1].experts.up = net.blocks[0].experts.up
-
-
-def _packed(net: Any) -> None:
-    net.blocks[0].experts.up = nn.Parameter(torch.ones(COUNT, 2, 2, dtype=torch.int8), requires_grad=False)
-
-
-def _hooked(net: Any) -> None:
-    net.blocks[0].experts.up.register_hook(lambda gradient: gradient)
-
-
-def _unequal(net: Any) -> None:
-    net.blocks[0].experts[2][0] = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
-
-
-def _counting(net: Any) -> None:
-    net.blocks[0].experts.register_buffer("seen", torch.zeros(COUNT))
-
-
-def _buffered(net: Any) -> None:
-    net.blocks[0].experts[1][1].register_buffer("seen", torch.zeros(1))
-
-
 def _plain_list(net: Any) -> None:
     for block in net.blocks:
         block.experts = nn.ModuleList(block.experts)
 
 
+PACKED = nn.Parameter(torch.ones(COUNT, 2, 2, dtype=torch.int8), requires_grad=False)
 REFUSED: list[tuple[dict[str, Any], Callable[[Any], object], str]] = [
     ({"count": 3}, lambda net: net, r"num_experts=3 of blocks\.0\.experts and ep"),
     ({}, _dense, r"ep_size=2 and Net, in which none were found"),
     ({}, _adapted, r"got blocks\.0\.experts, an adapter on the experts .* list of modules"),
-    ({}, _counting, r"got blocks\.0\.experts\.seen, which has a row for each expert"),
-    ({}, _tied, r"got up of blocks\.\d\.experts, which others share"),
-    ({}, _packed, r"blocks\.0\.experts\.up, which is packed as torch\.int8"),
-    ({}, _hooked, r"hooks of blocks\.0\.experts\.up"),
-    ({"kind": Listed}, _unequal, r"got blocks\.0\.experts\.2, which differs .* in 0\.bias"),
-    ({"kind": Listed}, _buffered, r"got blocks\.0\.experts\.1\.1\.seen"),
+    (
+        {},
+        lambda net: net.blocks[0].experts.register_buffer("seen", torch.zeros(COUNT)),
+        r"got blocks\.0\.experts\.seen, which has a row for each expert",
+    ),
+    (
+        {},
+        lambda net: setattr(net.blocks[1].experts, "up", net.blocks[0].experts.up),
+        r"got up of blocks\.\d\.experts, which others share",
+    ),
+    (
+        {},
+        lambda net: setattr(net.blocks[0].experts, "up", PACKED),
+        r"blocks\.0\.experts\.up, which is packed as torch\.int8",
+    ),
+    (
+        {},
+        lambda net: net.blocks[0].experts.up.register_hook(lambda gradient: gradient),
+        r"hooks of blocks\.0\.experts\.up",
+    ),
+    (
+        {"kind": Listed},
+        lambda net: net.blocks[0].experts[2][0].register_parameter("bias", None),
+        r"got blocks\.0\.experts\.2, which differs .* in 0\.bias",
+    ),
+    (
+        {"kind": Listed},
+        lambda net: net.blocks[0].experts[1][1].register_buffer("seen", torch.zeros(1)),
+        r"got blocks\.0\.experts\.1\.1\.seen",
+    ),
     ({"kind": Listed}, _plain_list, r"which none were found.* Give a plain ModuleList such a forward"),
 ]
 
@@ -463,17 +370,15 @@ def test_experts_that_cannot_be_shared_are_refused_unchanged(sharded: bool) -> N
     run = accelerator(sharded)
     for given, change, message in REFUSED:
         change(net := made(**given))
-        before = dict(net.named_parameters())
-        with pytest.raises(PreparationError, match=message):
+        with refused(PreparationError, message, run, net):
             run.prepare(net)
-        assert all(parameter is before[name] for name, parameter in net.named_parameters())
         assert all("forward" not in vars(module) for module in net.modules())
 
 
 def _laid_out(layout: str, kind: type[Experts | Listed]) -> Accelerator:
     """Return an Accelerator of a layout as commands write it."""
     spec = parse_layout(layout)
-    plugins: dict[str, Any] = {"fsdp_plugin": fsdp()} if spec.engine == "fsdp" else {}
+    plugins: dict[str, Any] = {"fsdp_plugin": fsdp(**blocks("Mixture"))} if spec.engine == "fsdp" else {}
     if spec.engine == "ddp" and kind is Listed:
         plugins["kwargs_handlers"] = [DistributedDataParallelKwargs(find_unused_parameters=True)]
     sizes: Any = {f"{axis}_size": size for axis, size in spec.sizes}
@@ -489,15 +394,12 @@ def _goes_on(layouts: tuple[str, ...], folder: Path, kind: type[Experts | Listed
         reset_all()
         run = _laid_out(layout, kind)
         net = made(kind=kind)
-        optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
-        net, optimizer = run.prepare(net, optimizer)
+        net, optimizer = run.prepare(net, adam(net))
         if turn:
             run.load_state(str(folder / f"{turn - 1}"))
             now = {name: whole(value).clone() for name, value in run.unwrap_model(net).state_dict().items()}
             assert all(torch.equal(now[name], value) for name, value in states[-1].items())
-        run.backward(net(data[turn, dist.get_rank()]).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(net(data[turn, dist.get_rank()]).square().mean(), optimizer, run=run)
         run.save_state(str(folder / f"{turn}"))
         states.append({name: whole(value).clone() for name, value in run.unwrap_model(net).state_dict().items()})
     for name, value in expected(made(kind=kind), data).items():
@@ -543,9 +445,9 @@ def test_a_rank_reads_half_of_the_experts(tmp_path: Path) -> None:
             if isinstance(experts, Experts):
                 experts.up = nn.Parameter(torch.randn(COUNT, 1024, 256))
             else:
-                for expert in experts:  # type: ignore[union-attr]
+                for expert in experts:
                     expert[0] = nn.Linear(1024, 256)
-        size = sum(each.nbytes for block in net.blocks for each in block.experts.parameters())  # type: ignore[union-attr,operator]
+        size = sum(each.nbytes for block in net.blocks for each in block.experts.parameters())
         net = run.prepare(net)
         held = [whole(each).detach().clone() for each in net.parameters()]
         run.save_state(folder)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from several_ranks import COPIES, LAYERS, WHOLE, advance, blocks, bytes_kept, fsdp, refused
 from torch import nn
-from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import ConfigurationError, PreparationError
@@ -22,13 +24,8 @@ from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import world
 from accel_testing.conformance.strategy import CASES, Case, StrategyConformance
 
-
-def plugin(**given: Any) -> FullyShardedDataParallelPlugin:
-    """Return a plugin of version 1 that gives every rank whole states."""
-    whole = FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
-    return FullyShardedDataParallelPlugin(
-        fsdp_version=1, state_dict_type="FULL_STATE_DICT", state_dict_config=whole, **given
-    )
+plugin = partial(fsdp, 1, **WHOLE)
+"""Gives every rank whole states."""
 
 
 class TestWrapped(StrategyConformance):
@@ -54,10 +51,8 @@ class Each(StrategyConformance):
 
     def arguments(self) -> dict[str, Any]:
         """Return a plugin, and axes where there are copies."""
-        layers = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 5}
-        made = plugin(sharding_strategy=self.kind, **layers)
-        axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2) if "HYBRID" in self.kind else None
-        return {"fsdp_plugin": made, "parallelism_config": axes}
+        axes = ParallelismConfig(**COPIES) if "HYBRID" in self.kind else None
+        return {"fsdp_plugin": plugin(sharding_strategy=self.kind, **LAYERS), "parallelism_config": axes}
 
 
 def _all_cases(conformance: StrategyConformance, cases: tuple[Case, ...]) -> None:
@@ -84,42 +79,13 @@ def test_copies_of_shards_train_as_one_process(kind: str) -> None:
     _all_cases(Each(kind), CASES[4:])
 
 
-class Unreduced(FullyShardedWrapperStrategy):
-    """Never reduces what a window added up."""
-
-    name = "unreduced1"
-
-    def prepare_model(self, model: nn.Module, **given: Any) -> nn.Module:
-        """Leave the wrapper in a context in which nothing is reduced."""
-        wrapper: Any = super().prepare_model(model, **given)
-        self.left_open = wrapper.no_sync()  # a context that nobody holds would close itself
-        self.left_open.__enter__()
-        return wrapper  # type: ignore[no-any-return]
-
-
-class OfUnreduced(Each):
-    """The suite for a strategy that is wrong."""
-
-    strategy = Unreduced
-
-    def __init__(self) -> None:
-        super().__init__("NO_SHARD")
-
-
-def test_a_window_that_is_not_reduced_fails(tmp_path: Path) -> None:
-    """The suite notices that the last reduction of a window is missing."""
-    with pytest.raises(pytest.fail.Exception, match="ranks hold different weights"):
-        OfUnreduced().test_conforms(2, f"equals_one_process {Case(accumulation=2)}", tmp_path)
-
-
 def _net() -> nn.Module:
     torch.manual_seed(3)
     return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2)), nn.Linear(4, 4))
 
 
 def _blocks(**given: Any) -> FullyShardedDataParallelPlugin:
-    layers = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Linear"]}
-    return plugin(**(layers | given))
+    return plugin(**blocks("Linear") | given)
 
 
 @world(2)
@@ -136,9 +102,11 @@ def test_a_run_goes_on_from_whole_checkpoints(tmp_path: Path) -> None:
 
     def step(accelerator: Accelerator, net: Any, optimizer: Any, steps: int) -> dict[str, torch.Tensor]:
         for number in range(steps):
-            optimizer.zero_grad()
-            accelerator.backward(net(torch.full((2, 4), 1.0 + number + accelerator.process_index)).square().mean())
-            optimizer.step()
+            advance(
+                net(torch.full((2, 4), 1.0 + number + accelerator.process_index)).square().mean(),
+                optimizer,
+                run=accelerator,
+            )
         return accelerator.get_state_dict(net)
 
     accelerator, net, optimizer = start()
@@ -155,13 +123,10 @@ def test_recomputed_blocks_and_scaled_gradients() -> None:
     """Recomputed dropout is the same, less is kept, and an infinite gradient of one rank is skipped by all."""
     gradients, kept = [], []
     for recomputed in (False, True):
-        accelerator = Accelerator(
-            fsdp_plugin=_blocks(activation_checkpointing=recomputed, transformer_cls_names_to_wrap=["Sequential"])
-        )
+        accelerator = Accelerator(fsdp_plugin=plugin(activation_checkpointing=recomputed, **blocks("Sequential")))
         net = accelerator.prepare(_net())
         torch.manual_seed(accelerator.process_index)
-        sizes: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t, sizes=sizes: sizes.append(t.nbytes) or t, lambda t: t):
+        with bytes_kept() as sizes:
             loss = net(torch.ones(64, 4)).sum()
         accelerator.backward(loss)
         gradients.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
@@ -181,12 +146,8 @@ def test_recomputed_blocks_and_scaled_gradients() -> None:
 @world(2)
 def test_an_optimizer_of_which_one_rank_has_no_part_is_clipped() -> None:
     """Under fp16, ranks unscale together also where one has nothing of the biases that an optimizer trains."""
-    accelerator = Accelerator(
-        cpu=True,
-        mixed_precision="fp16",
-        fsdp_plugin=plugin(),
-        kwargs_handlers=[GradScalerKwargs(init_scale=64.0)],
-    )
+    scaler = [GradScalerKwargs(init_scale=64.0)]
+    accelerator = Accelerator(cpu=True, mixed_precision="fp16", fsdp_plugin=plugin(), kwargs_handlers=scaler)
     torch.manual_seed(0)
     plain = nn.Linear(4, 4)
     net = copy.deepcopy(plain)
@@ -231,27 +192,25 @@ def test_only_the_first_rank_needs_the_weights() -> None:
 def test_models_that_cannot_be_flattened_are_refused_first() -> None:
     """Errors are named, and nothing was wrapped."""
 
-    def refused(match: str, *objects: Any) -> None:
+    def refuses(match: str, net: nn.Module, *objects: Any) -> None:
         reset_all()
         accelerator = Accelerator(fsdp_plugin=_blocks())
-        with pytest.raises(PreparationError, match=match):
-            accelerator.prepare(*objects)
-        assert accelerator._models == []
-        assert not any(isinstance(part, FullyShardedDataParallel) for part in objects[0].modules())
+        with refused(PreparationError, match, accelerator, net):
+            accelerator.prepare(net, *objects)
+        assert not any(isinstance(part, FullyShardedDataParallel) for part in net.modules())
 
     net = _net()
     stepped = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     net(torch.ones(1, 4)).sum().backward()
     stepped.step()
-    refused("got SGD with the state of 6", net, stepped)
+    refuses("got SGD with the state of 6", net, stepped)
     mixed = _net()
     mixed[0][0].bias.data = mixed[0][0].bias.data.double()
-    refused(r"got float32 for weight; float64 for bias in 0\.0", mixed)
+    refuses(r"got float32 for weight; float64 for bias in 0\.0", mixed)
     reset_all()
+    hybrid, axes = plugin(sharding_strategy="HYBRID_SHARD"), ParallelismConfig(dp_shard_size=2)
     with pytest.raises(ConfigurationError, match=r"HYBRID_SHARD replicates shards; got ShardingStrategy\.HYBRID_SHARD"):
-        Accelerator(
-            fsdp_plugin=plugin(sharding_strategy="HYBRID_SHARD"), parallelism_config=ParallelismConfig(dp_shard_size=2)
-        )
+        Accelerator(fsdp_plugin=hybrid, parallelism_config=axes)
 
 
 @world(1)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,21 +11,22 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from several_ranks import COPIES, LAYERS, WHOLE, advance, assert_equal, bytes_kept, fsdp, refused
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullStateDictConfig
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import load_model
 from accel_core.errors import EngineUnavailableError, PreparationError
 from accel_core.host.environ import patch_environment
+from accel_core.mesh.tensor import whole
 from accel_core.plugins.compilation import TorchDynamoPlugin
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_parallel.fsdp2.in_place import gloo_reduces
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding.refusals import refuse_gloo
 from accel_testing import requires, world
 from accel_testing.conformance.strategy import CASES, Case, StrategyConformance
@@ -34,13 +34,8 @@ from accel_testing.conformance.strategy import CASES, Case, StrategyConformance
 pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
 
 
-def plugin(**given: Any) -> FullyShardedDataParallelPlugin:
-    """Return a plugin of version 2 that gives every rank whole states, and shards each layer unless told otherwise."""
-    whole = FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
-    layers = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 5}
-    return FullyShardedDataParallelPlugin(
-        fsdp_version=2, state_dict_type="FULL_STATE_DICT", state_dict_config=whole, **(layers | given)
-    )
+plugin = partial(fsdp, **WHOLE, **LAYERS)
+"""Gives every rank whole states, and shards each layer unless told otherwise."""
 
 
 @pytest.mark.parametrize(("backend", "reduces"), [("gloo", True), ("cpu:gloo", False)])
@@ -79,26 +74,14 @@ class Hybrid(TestSharded):
 
     def arguments(self) -> dict[str, Any]:
         """Return a plugin, and axes of two ranks each."""
-        axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
-        return {"fsdp_plugin": plugin(reshard_after_forward=False), "parallelism_config": axes}
+        return {"fsdp_plugin": plugin(reshard_after_forward=False), "parallelism_config": ParallelismConfig(**COPIES)}
 
 
-class OnePiece(TestSharded):
-    """The whole model at once, kept between forward and backward."""
-
-    given: ClassVar = {"auto_wrap_policy": "no_wrap", "reshard_after_forward": False}
-
-
-class Offloaded(TestSharded):
-    """Shards in CPU memory that nobody pins, because no device reads it."""
-
-    given: ClassVar = {"cpu_offload": True}
-
-
-class Partly(TestSharded):
-    """The last layer is not sharded, and its gradients are averaged all the same."""
-
-    given: ClassVar = {"ignored_modules": "2"}
+WAYS: dict[str, dict[str, Any]] = {
+    "in one piece, kept for the backward pass": {"auto_wrap_policy": "no_wrap", "reshard_after_forward": False},
+    "in CPU memory that nobody pins": {"cpu_offload": True},
+    "but for the last layer": {"ignored_modules": "2"},
+}
 
 
 def _all_cases(conformance: StrategyConformance, cases: tuple[Case, ...] = CASES) -> None:
@@ -116,34 +99,13 @@ def test_copies_of_shards_equal_one_process() -> None:
     _all_cases(Hybrid())
 
 
-@pytest.mark.parametrize("kind", ["OnePiece", "Offloaded", "Partly"])
+@pytest.mark.parametrize("way", WAYS)
 @world(2)
-def test_other_ways_to_shard_equal_one_process(kind: str) -> None:
+def test_other_ways_to_shard_equal_one_process(way: str) -> None:
     """In one piece, offloaded, or with a part left out, a model trains as one process."""
-    _all_cases(globals()[kind](), (CASES[2], CASES[4]))
-
-
-class Unreduced(FullyShardStrategy):
-    """Never reduces what a window added up."""
-
-    name = "unreduced"
-
-    @contextmanager
-    def _synchronized(self, model: Any, wanted: bool) -> Iterator[None]:
-        model.set_requires_gradient_sync(False)
-        yield
-
-
-class OfUnreduced(TestSharded):
-    """The suite for a strategy that is wrong."""
-
-    strategy = Unreduced
-
-
-def test_a_window_that_is_not_reduced_fails(tmp_path: Path) -> None:
-    """The suite notices that the last reduction of a window is missing."""
-    with pytest.raises(pytest.fail.Exception, match="not close"):
-        OfUnreduced().test_conforms(2, f"equals_one_process {Case(accumulation=2)}", tmp_path)
+    conformance = TestSharded()
+    conformance.given = WAYS[way]  # type: ignore[misc]
+    _all_cases(conformance, (CASES[2], CASES[4]))
 
 
 class Block(nn.Module):
@@ -189,28 +151,19 @@ def _tokens() -> torch.Tensor:
 
 
 def _plain_steps(net: nn.Module, steps: int) -> dict[str, torch.Tensor]:
-    optimizer = torch.optim.AdamW((p for p in net.parameters() if p.requires_grad), lr=0.05)
+    optimizer = _adamw(net)
     for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(_tokens()).flatten(0, 1), _tokens().flatten()).backward()
-        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-        optimizer.step()
+        loss = nn.functional.cross_entropy(net(_tokens()).flatten(0, 1), _tokens().flatten())
+        advance(loss, optimizer, model=net, clip=0.5)
     return dict(net.state_dict())
 
 
 def _steps(accelerator: Accelerator, net: Any, optimizer: Any, steps: int) -> dict[str, torch.Tensor]:
     part = _tokens()[accelerator.process_index :: accelerator.num_processes]
     for _ in range(steps):
-        optimizer.zero_grad()
-        accelerator.backward(nn.functional.cross_entropy(net(part).flatten(0, 1), part.flatten()))
-        accelerator.clip_grad_norm_(net.parameters(), 0.5)
-        optimizer.step()
+        loss = nn.functional.cross_entropy(net(part).flatten(0, 1), part.flatten())
+        advance(loss, optimizer, run=accelerator, model=net, clip=0.5)
     return accelerator.get_state_dict(net)
-
-
-def _note(sizes: list[int], tensor: torch.Tensor) -> torch.Tensor:
-    sizes.append(tensor.nbytes)
-    return tensor
 
 
 def _adamw(net: nn.Module) -> torch.optim.Optimizer:
@@ -267,19 +220,14 @@ def test_a_rank_0_that_is_slow_after_sending_is_waited_for(tmp_path: Path) -> No
 @world(4)
 def test_copies_of_shards_get_the_weights_of_the_first_rank() -> None:
     """Of uneven and of empty parts, on ranks of either copy that had no weights, each holds its own."""
-    axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
-    accelerator = Accelerator(
-        fsdp_plugin=plugin(auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=True), parallelism_config=axes
-    )
+    shards = plugin(auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=True)
+    accelerator = Accelerator(fsdp_plugin=shards, parallelism_config=ParallelismConfig(**COPIES))
     torch.manual_seed(3)
     net: Any = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1), nn.BatchNorm1d(1))
     net[2].running_mean.fill_(7.0)
     expected = {name: value.clone() for name, value in net.state_dict().items()}
     net = accelerator.prepare(net if accelerator.is_main_process else net.to("meta"))
-    found = {
-        name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in net.state_dict().items()
-    }
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert_equal({name: whole(value) for name, value in net.state_dict().items()}, expected)
     assert all(parameter.to_local().numel() < parameter.numel() for parameter in net[0].parameters())
 
 
@@ -292,8 +240,7 @@ def test_dropout_is_drawn_again_in_recomputed_blocks() -> None:
         accelerator = Accelerator(fsdp_plugin=plugin(auto_wrap_policy=None, **settings))
         net = accelerator.prepare(Blocks(dropout=0.5))
         torch.manual_seed(11 + accelerator.process_index)
-        sizes: list[int] = []
-        with torch.autograd.graph.saved_tensors_hooks(partial(_note, sizes), lambda t: t):
+        with bytes_kept() as sizes:
             loss = net(_tokens()).square().sum()
         accelerator.backward(loss)
         gradients.append([p.grad.full_tensor() for p in net.layers.parameters()])
@@ -381,20 +328,17 @@ def test_one_process_alone_shards_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_models_that_cannot_be_sharded_are_refused_first() -> None:
     """Errors are named, come on every rank at once, and leave the model as it was."""
 
-    def refused(error: type[Exception], match: str, net: nn.Module, **given: Any) -> None:
+    def refuses(match: str, net: nn.Module, **given: Any) -> None:
         reset_all()
         precision = given.pop("mixed_precision", "no")
-        before = {name: id(parameter) for name, parameter in net.named_parameters()}
         accelerator = Accelerator(mixed_precision=precision, fsdp_plugin=plugin(**given))
-        with pytest.raises(error, match=match):
+        with refused(PreparationError, match, accelerator, net):
             accelerator.prepare(net)
-        assert {name: id(parameter) for name, parameter in net.named_parameters()} == before
-        assert accelerator._models == []
 
-    refused(PreparationError, "meta device of rank 0", Blocks().to("meta"))
-    refused(PreparationError, "scaler .* got parameters that are not sharded: scale", Blocks(), mixed_precision="fp16")
+    refuses("meta device of rank 0", Blocks().to("meta"))
+    refuses("scaler .* got parameters that are not sharded: scale", Blocks(), mixed_precision="fp16")
     single = nn.Linear(2, 2)
-    refused(PreparationError, "no block was found", single, activation_checkpointing=True, auto_wrap_policy=None)
+    refuses("no block was found", single, activation_checkpointing=True, auto_wrap_policy=None)
     reset_all()
     with (
         patch_environment(ACCELERATE_FP8_BACKEND="te"),
@@ -426,10 +370,8 @@ def test_plain_runs_continue_shards_and_shards_plain_runs(tmp_path: Path, versio
 
 @world(2)
 def _two_ranks(folder: Path, version: int, before: str, after: str, scalar: bool) -> None:
-    given = {"fsdp_version": version, "use_orig_params": True} if version == 1 else {"fsdp_version": 2}
-    accelerator = Accelerator(
-        fsdp_plugin=FullyShardedDataParallelPlugin(state_dict_type="FULL_STATE_DICT", **given)  # type: ignore[arg-type]
-    )
+    given = {"use_orig_params": True} if version == 1 else {}
+    accelerator = Accelerator(fsdp_plugin=fsdp(version, state_dict_type="FULL_STATE_DICT", **given))
     net: Any = Blocks(scalar=scalar)
     optimizer = _adamw(net)
     net, optimizer = accelerator.prepare(net, optimizer)
@@ -445,7 +387,7 @@ def _two_ranks(folder: Path, version: int, before: str, after: str, scalar: bool
 @world(2)
 def test_an_optimizer_that_updates_inside_backward_is_refused(version: int) -> None:
     """It would update what is not reduced yet; the model stays as it was."""
-    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=version))
+    accelerator = Accelerator(fsdp_plugin=fsdp(version))
     net = nn.Linear(2, 2)
     library = pytest.importorskip("lomo_optim", reason="needs the library lomo_optim, not installed here")
     with pytest.raises(PreparationError, match="LOMO"):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from several_ranks import LAYERS, WHOLE, advance, blocks
 from torch import nn
 from torch.distributed import fsdp
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -55,7 +55,7 @@ class Net(nn.Module):
 def _prepared(settings: dict[str, Any], **given: Any) -> tuple[Accelerator, Any]:
     """Return a fresh run with a plugin, and the model that it prepared."""
     reset_all()
-    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(**{**settings, **given}))
+    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(**settings | given))
     return accelerator, accelerator.prepare(Net())
 
 
@@ -71,7 +71,7 @@ def _only_head(*, module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bo
 
 WRAPPING = [
     ({"auto_wrap_policy": "no_wrap"}, []),
-    ({"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Block"]}, ["one", "two"]),
+    (blocks("Block"), ["one", "two"]),
     ({"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": "Block,Linear"}, None),
     ({"auto_wrap_policy": "size_based_wrap", "min_num_params": 15}, ["one.layer", "two.layer"]),
     ({"auto_wrap_policy": "size_based_wrap", "min_num_params": 10}, ["one.layer", "two.layer", "head"]),
@@ -96,9 +96,7 @@ def test_fields_of_both_versions(settings: dict[str, Any]) -> None:
     accelerator, net = _prepared(settings)
     assert isinstance(net, FullyShardedDataParallel if settings["fsdp_version"] == 1 else FSDPModule)
     assert bool(accelerator.get_state_dict(net)) == accelerator.is_main_process
-    accelerator, net = _prepared(
-        settings, state_dict_config=fsdp.FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
-    )
+    accelerator, net = _prepared(settings, **WHOLE)
     assert list(accelerator.get_state_dict(net)) == list(Net().state_dict())
     for by_name in (True, False):
         reset_all()
@@ -107,9 +105,8 @@ def test_fields_of_both_versions(settings: dict[str, Any]) -> None:
         accelerator = Accelerator(fsdp_plugin=plugin)
         weight = accelerator.unwrap_model(accelerator.prepare(model)).head.weight
         assert (type(weight), weight.shape) == (nn.Parameter, (2, 4))
-    policy = (fsdp.MixedPrecision if settings["fsdp_version"] == 1 else fsdp.MixedPrecisionPolicy)(
-        param_dtype=torch.bfloat16
-    )
+    kind = fsdp.MixedPrecision if settings["fsdp_version"] == 1 else fsdp.MixedPrecisionPolicy
+    policy = kind(param_dtype=torch.bfloat16)
     for given in ("bf16", {"param_dtype": "bf16"}, policy):
         accelerator, net = _prepared(settings, mixed_precision_policy=given)
         seen: list[torch.dtype] = []
@@ -161,23 +158,6 @@ def test_weights_of_the_first_rank_in_version_1() -> None:
         torch.testing.assert_close(state, dict(Net().state_dict()), rtol=0, atol=0)
 
 
-@contextmanager
-def _given_to_torch() -> Iterator[list[dict[str, Any]]]:
-    """Note the arguments of `fully_shard`, which does its work all the same."""
-    seen: list[dict[str, Any]] = []
-    inner = in_place.fully_shard
-
-    def noted(module: nn.Module, **arguments: Any) -> Any:
-        seen.append(arguments)
-        return inner(module, **arguments)
-
-    in_place.fully_shard = noted  # type: ignore[assignment]
-    try:
-        yield seen
-    finally:
-        in_place.fully_shard = inner
-
-
 @world(2)
 def test_fields_of_version_2() -> None:
     """reshard_after_forward frees gathered weights or keeps them, and offloading is given to torch without pinning."""
@@ -186,9 +166,10 @@ def test_fields_of_version_2() -> None:
         accelerator, net = _prepared(SECOND, reshard_after_forward=freed, **layers)
         net(torch.ones(1, 4))
         assert isinstance(net.one.layer.weight, DTensor) == freed
-    with _given_to_torch() as seen:
+    with patch.object(in_place, "fully_shard", wraps=in_place.fully_shard) as given_to_torch:
         _prepared(SECOND, cpu_offload=True, **layers)
         _prepared(SECOND, **layers)
+    seen = [call.kwargs for call in given_to_torch.call_args_list]
     offloads = [type(each["offload_policy"]) for each in seen]
     assert offloads == [fsdp.CPUOffloadPolicy] * 4 + [fsdp.OffloadPolicy] * 4
     assert seen[0]["offload_policy"].pin_memory is False
@@ -199,12 +180,11 @@ def test_fields_of_version_2() -> None:
 @world(2)
 def test_activation_checkpointing_runs_blocks_twice(settings: dict[str, Any]) -> None:
     """With activation_checkpointing a block computes in both passes, without it in one; offloading keeps the count."""
-    blocks = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Block"]}
     choices: list[dict[str, Any]] = [{}, {"activation_checkpointing": True}]
     if settings["fsdp_version"] == 2:
         choices.append({"activation_checkpointing": True, "activation_checkpointing_offload": True})
     for given in choices:
-        accelerator, net = _prepared(settings, **blocks, **given)
+        accelerator, net = _prepared(settings, **blocks("Block"), **given)
         ran: list[int] = []
         accelerator.unwrap_model(net).one.layer.register_forward_hook(lambda *_, ran=ran: ran.append(1))
         accelerator.backward(net(torch.ones(1, 4)).sum())
@@ -221,30 +201,21 @@ def test_layers_of_torchao_train_in_shards(version: int, gathered: bool) -> None
     float8 = pytest.importorskip("torchao.float8", reason="needs the library torchao, not installed here")
     if version == 1 and gathered:
         pytest.skip("torchao gathers 8 bits for version 2 alone")
-    layers = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 100, "state_dict_type": "FULL_STATE_DICT"}
-    whole = fsdp.FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
-    visible = {"use_orig_params": True} if version == 1 else {}
+    layers = WHOLE | LAYERS | {"min_num_params": 100} | ({"use_orig_params": True} if version == 1 else {})
     found: list[dict[str, Any]] = []
     for sharded in (False, True):
         reset_all()
         config = float8.Float8LinearConfig(enable_fsdp_float8_all_gather=gathered and sharded)
-        plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_config=whole, **layers, **visible)
-        accelerator = Accelerator(
-            cpu=True,
-            mixed_precision="fp8",
-            fsdp_plugin=plugin if sharded else None,
-            kwargs_handlers=[AORecipeKwargs(config=config)],
-        )
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=version, **layers) if sharded else None
+        recipe = [AORecipeKwargs(config=config)]
+        accelerator = Accelerator(cpu=True, mixed_precision="fp8", fsdp_plugin=plugin, kwargs_handlers=recipe)
         torch.manual_seed(0)
         net: Any = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
         net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
         losses = []
         for step in range(3):
-            optimizer.zero_grad()
             torch.manual_seed(10 * step + accelerator.process_index)
-            loss = net(torch.randn(16, 32)).float().square().mean()
-            accelerator.backward(loss)
-            optimizer.step()
+            advance(loss := net(torch.randn(16, 32)).float().square().mean(), optimizer, run=accelerator)
             losses.append(loss.detach())
         inner = accelerator.unwrap_model(net)
         assert sum(type(part).__name__.endswith("Float8Linear") for part in inner.modules()) == 2

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from several_ranks import COPIES, blocks, fsdp, split
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
@@ -20,11 +19,11 @@ from accel_core._torch import shard_groups
 from accel_core.accelerator import Accelerator
 from accel_core.errors import DataError, PreparationError, StateError
 from accel_core.plugins.handlers import GradScalerKwargs
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import reset_all
 from accel_parallel.fsdp2 import sliced_loss
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
+from accel_testing.memory import MEASURES_MEMORY, Growth
 
 WORDS, WIDTH, TOKENS = 26, 8, 30
 MANY = 2501  # words that two ranks do not share out evenly, and do not gather in one slice
@@ -59,16 +58,14 @@ class Net(nn.Module):
 def accelerator(way: str, **given: Any) -> Accelerator:
     """Return an Accelerator that shares a model in one of the ways."""
     if way.startswith("sliced"):
-        own = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Head"]}
-        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2, **own)
+        given["fsdp_plugin"] = fsdp(**blocks("Head"))
     if way == "sliced copies":
-        given["parallelism_config"] = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+        given["parallelism_config"] = ParallelismConfig(**COPIES)
     if way.startswith("fsdp2"):
-        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="FULL_STATE_DICT")
+        given["fsdp_plugin"] = fsdp(state_dict_type="FULL_STATE_DICT")
     if way.endswith("tp"):
-        plan = TorchTensorParallelConfig(tp_plan={"head": "colwise_gather_output", "enter": "embedding_rowwise"})
-        shards = 2 if way.startswith("fsdp2") else 1
-        given["parallelism_config"] = ParallelismConfig(tp_size=2, dp_shard_size=shards, tp_handler=plan)
+        plan = {"head": "colwise_gather_output", "enter": "embedding_rowwise"}
+        given["parallelism_config"] = split(plan, dp_shard_size=2 if way.startswith("fsdp2") else 1)
     return Accelerator(cpu=True, **given)
 
 
@@ -89,11 +86,8 @@ def check(way: str, **given: Any) -> None:
     run.backward(loss)
     if replicas == 1:
         torch.testing.assert_close(loss, alone(tokens), rtol=0, atol=1e-6)
-    strategy: Any = run._runtime.strategy
+    same(gradients(run, model), alone)
     bare = run.unwrap_model(model)
-    for (name, wanted), got in zip(alone.named_parameters(), bare.parameters(), strict=True):
-        whole = strategy.whole_of(got, got.grad)
-        torch.testing.assert_close(whole, wanted.grad, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
     if way.startswith("sliced"):
         assert was_whole(bare.head) == given["tied"]
     reset_all()
@@ -143,12 +137,9 @@ def test_operations_of_one_gloo_group_do_not_overlap() -> None:
         return collective
 
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in (
-            (dist, "all_reduce"),
-            (sliced_loss, "all_gather_single"),
-            (sliced_loss, "reduce_scatter_single"),
-        ):
-            patch.setattr(module, name, noted(getattr(module, name)))
+        patch.setattr(dist, "all_reduce", noted(dist.all_reduce))
+        for name in ("all_gather_single", "reduce_scatter_single"):
+            patch.setattr(sliced_loss, name, noted(getattr(sliced_loss, name)))
         check("sliced", bias=True, tied=False, softcap=None, words=MANY)
     assert len(begun) > 3
 
@@ -169,13 +160,11 @@ def gradients(run: Accelerator, model: Any) -> dict[str, Tensor | None]:
     return {name: strategy.whole_of(each, each.grad) for name, each in bare.named_parameters()}
 
 
-def same(got: dict[str, Tensor | None], alone: nn.Module, share: float, within: float = 1e-6) -> None:
+def same(got: dict[str, Tensor | None], alone: nn.Module, share: float = 1.0) -> None:
     """Check gradients against a share of those of one process."""
     for name, each in alone.named_parameters():
         wanted = None if each.grad is None else each.grad * share
-        torch.testing.assert_close(
-            got[name], wanted, rtol=0, atol=within, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(got[name], wanted, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @requires("torch:2.8")
@@ -246,7 +235,7 @@ def test_slices_in_half_precision_are_as_exact_as_a_whole_head(precision: str) -
     alone(tokens).backward()
     for way, given in (("whole", {}), ("sliced", {}), ("sliced", {"dynamo_backend": "eager"})):
         if way == "whole":
-            given = {"fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2)}
+            given = {"fsdp_plugin": fsdp()}
         scaler = [GradScalerKwargs(init_scale=256.0)]  # with which nothing overflows here
         run = accelerator(way, mixed_precision=precision, kwargs_handlers=scaler, **given)
         ours = Net(True, False, 3.0, words=MANY)
@@ -302,18 +291,15 @@ def test_what_has_no_loss_is_named() -> None:
     assert not hidden.grad.any()
     with pytest.raises(PreparationError, match="its loss by parts; got a Net"):
         run.chunk_logits(Net(False, False, None))
-    plan = TorchTensorParallelConfig(tp_plan={"head": "rowwise"})
     reset_all()
-    run = Accelerator(cpu=True, parallelism_config=ParallelismConfig(tp_size=2, tp_handler=plan))
+    run = Accelerator(cpu=True, parallelism_config=split({"head": "rowwise"}))
     model = run.prepare(Net(False, False, None))
     with pytest.raises(StateError, match="name the head in the plan as colwise"):
         model(torch.ones(1, 4, dtype=torch.int64), run)
     reset_all()
     run = accelerator("fsdp2")
     model = run.prepare(Net(False, False, None))
-    with pytest.raises(
-        StateError, match=r"got a weight with .*inside of the model's forward, where shards are gathered"
-    ):
+    with pytest.raises(StateError, match=r"got a weight with .*inside of the model's forward, where shards are gather"):
         run.linear_cross_entropy(hidden, model.head, torch.zeros(5, dtype=torch.int64))
 
 
@@ -334,12 +320,8 @@ def test_a_switch_applies_it_to_models_of_transformers(way: str) -> None:
     tokens = torch.randint(WORDS, (2, TOKENS))
     wanted = alone(input_ids=tokens, labels=tokens)
     wanted.loss.backward()
-    given: dict[str, Any] = {}
-    if way != "tp":
-        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
-    else:
-        given["parallelism_config"] = ParallelismConfig(tp_size=2)
-    run = Accelerator(cpu=True, **given)
+    engine = {"parallelism_config": ParallelismConfig(tp_size=2)} if way == "tp" else {"fsdp_plugin": fsdp()}
+    run = Accelerator(cpu=True, **engine)
     ours = Gemma2ForCausalLM(alone.config)
     ours.load_state_dict(alone.state_dict())
     if way == "sliced":
@@ -354,20 +336,12 @@ def test_a_switch_applies_it_to_models_of_transformers(way: str) -> None:
     assert got.logits is None
     assert was_whole(model.lm_head) == (way != "sliced")
     torch.testing.assert_close(got.loss, wanted.loss, rtol=0, atol=1e-6)
-    for (name, one), other in zip(alone.named_parameters(), run.unwrap_model(model).parameters(), strict=True):
-        whole = run._runtime.strategy.whole_of(other, other.grad)
-        torch.testing.assert_close(whole, one.grad, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+    same(gradients(run, model), alone)
     with torch.no_grad():
         torch.testing.assert_close(model(input_ids=tokens).logits, wanted.logits, rtol=0, atol=1e-5)
 
 
-def memory(kind: str) -> int:
-    """Return bytes of this process's memory, as Linux tells: now, or at its highest."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{kind}:")]
-    return int(line.split()[1]) * 1024
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of memory is reset on Linux only")
+@MEASURES_MEMORY
 @pytest.mark.parametrize("way", ["tp", "sliced"])
 @requires("torch:2.8")
 @world(2, quiet=30)
@@ -376,19 +350,16 @@ def test_logits_of_a_chunk_are_all_that_a_rank_holds(way: str) -> None:
 
     Where FSDP2 shards the head on its own, slices of it and of their gradients take the place of some logits.
     """
-    ctypes.CDLL(None).mallopt(-3, 2**20)  # glibc keeps no freed block, which would count as used
     words, width, tokens, chunk = 65536, 512, 1024, 512
-    plan = TorchTensorParallelConfig(tp_plan={"0": "colwise_gather_output"})
-    tp: dict[str, Any] = {"parallelism_config": ParallelismConfig(tp_size=2, tp_handler=plan)}
-    run = Accelerator(cpu=True, **tp) if way == "tp" else accelerator(way)
+    axes = split({"0": "colwise_gather_output"})
+    run = Accelerator(cpu=True, parallelism_config=axes) if way == "tp" else accelerator(way)
     model: Any = run.prepare(nn.Sequential(Head(width, words, bias=False)))
     hidden, labels = torch.randn(tokens, width, requires_grad=True), torch.randint(words, (tokens,))
     run.linear_cross_entropy(hidden[:chunk], model[0], labels[:chunk], chunk=chunk).backward()  # what libraries keep
     model.zero_grad()
     hidden.grad = None
-    before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+    growth = Growth()
     run.linear_cross_entropy(hidden, model[0], labels, chunk=chunk).backward()
     floats = tokens * width + words * width // 2 + chunk * words // 2
-    ratio = (memory("VmHWM") - before) / (floats * 4)
+    ratio = growth.most() / (floats * 4)
     assert ratio <= 1.05, ratio

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import Net, advance, blocks, fsdp, split
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from accel_core.accelerator import Accelerator
 from accel_core.plugins.handlers import MeterKwargs
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+from accel_core.plugins.parallelism import ParallelismConfig
 from accel_parallel.pipeline.kwargs import PipelineKwargs
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
 
 WIDTH, NAP = 16, 0.05
 
 
-class Block(nn.Module):
+class Layers(nn.Module):
     """Two layers that add to their input."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, values: Tensor) -> Tensor:
         """Add something."""
@@ -34,20 +34,11 @@ class Block(nn.Module):
         return found
 
 
-class Net(nn.Module):
-    """Blocks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter = nn.Linear(WIDTH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Return as many numbers."""
-        values = self.enter(values)
-        for block in self.blocks:
-            values = block(values)
-        return values
+def net() -> Net:
+    """Return blocks after a layer."""
+    made = Net(entry=WIDTH, width=WIDTH, block=Layers)
+    made.leave = nn.Identity()  # type: ignore[assignment]
+    return made
 
 
 class Rows(Dataset[Any]):
@@ -71,15 +62,10 @@ def given_for(kind: str, **settings: Any) -> dict[str, Any]:
     handlers: list[Any] = [MeterKwargs(every=1, **settings)]
     given: dict[str, Any] = {"kwargs_handlers": handlers}
     if kind.startswith("fsdp"):
-        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=int(kind[4]),
-            auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=["Block"],
-            activation_checkpointing=kind.endswith("again"),
-        )
+        again = kind.endswith("again")
+        given["fsdp_plugin"] = fsdp(int(kind[4]), **blocks("Layers"), activation_checkpointing=again)
     if kind == "tp":
-        plan = TorchTensorParallelConfig(tp_plan={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"})
-        given["parallelism_config"] = ParallelismConfig(tp_size=2, tp_handler=plan)
+        given["parallelism_config"] = split({"blocks.*.up": "colwise", "blocks.*.down": "rowwise"})
     if kind == "pp":
         given["parallelism_config"] = ParallelismConfig(pp_size=2)
         handlers.append(PipelineKwargs(loss_fn=lambda out, _: out.square().mean(), microbatches=2))
@@ -94,17 +80,15 @@ def test_flops_of_all_ranks_are_those_of_one_model(kind: str) -> None:
         requires("torch:2.13")
     accelerator = Accelerator(cpu=True, **given_for(kind))
     torch.manual_seed(0)
-    model: Any = Net()
+    model: Any = net()
     model, optimizer, loader = accelerator.prepare(
         model, torch.optim.SGD(model.parameters(), lr=0.01), DataLoader(Rows(), batch_size=4)
     )
     for batch in loader:
         out = model(batch)
-        accelerator.backward(out.loss if kind == "pp" else out.square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(out.loss if kind == "pp" else out.square().mean(), optimizer, run=accelerator)
     with FlopCounterMode(display=False) as counter:
-        Net()(torch.rand(4, WIDTH)).square().mean().backward()
+        net()(torch.rand(4, WIDTH)).square().mean().backward()
     assert accelerator.meter is not None
     found = accelerator.meter.last
     assert found is not None
@@ -124,7 +108,7 @@ def test_flops_of_all_ranks_are_those_of_one_model(kind: str) -> None:
 def test_a_rank_that_reads_slowly_is_named_under_shards() -> None:
     """Where a rank waits for another inside of its forward pass, the one that waits for data is the slower one."""
     slow = Accelerator(cpu=True, **given_for("fsdp2", flops=None))
-    model: Any = Net()
+    model: Any = net()
     model, optimizer, loader = slow.prepare(
         model,
         torch.optim.SGD(model.parameters(), lr=0.01),

@@ -8,22 +8,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from several_ranks import COPIES, assert_trained, fsdp, split
 from torch import nn
 
 from accel_core.accelerator import Accelerator
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_core.plugins.parallelism import ParallelismConfig
 from accel_testing import requires, world
 
 pytestmark = requires("torch:2.10")
-WAYS: dict[str, dict[str, Any]] = {
-    "fsdp2": {},
-    "copies of shards": {"dp_replicate_size": 2, "dp_shard_size": 2},
-    "fsdp2 and tp": {
-        "dp_shard_size": 2,
-        "tp_size": 2,
-        "tp_handler": TorchTensorParallelConfig(tp_plan={"0": "colwise", "1": "rowwise"}),
-    },
+WAYS = {
+    "fsdp2": None,
+    "copies of shards": ParallelismConfig(**COPIES),
+    "fsdp2 and tp": split({"0": "colwise", "1": "rowwise"}, dp_shard_size=2),
 }
 
 
@@ -53,10 +49,9 @@ def train(model: nn.Module, optimizer: Any, backward: Any) -> list[float]:
 
 def check(way: str) -> tuple[int, float]:
     """Check that a way trains as one process; return what this rank orthogonalized, and sent of the optimal."""
-    axes = ParallelismConfig(**WAYS[way]) if WAYS[way] else None
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="FULL_STATE_DICT")
-    run = Accelerator(cpu=True, fsdp_plugin=plugin, parallelism_config=axes)
-    dtype = torch.float64 if "tp_size" in WAYS[way] else torch.float32
+    plugin = fsdp(state_dict_type="FULL_STATE_DICT")
+    run = Accelerator(cpu=True, fsdp_plugin=plugin, parallelism_config=WAYS[way])
+    dtype = torch.float64 if way == "fsdp2 and tp" else torch.float32
     ours = net().to(dtype)
     model, optimizer = run.prepare(ours, torch.optim.Muon(ours.parameters(), lr=0.02))
     counts, sent = [0], [0]
@@ -73,7 +68,7 @@ def check(way: str) -> tuple[int, float]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.optim._muon, "_zeropower_via_newtonschulz", count)
         patch.setattr(dist, "all_to_all_single", measure)
-        if "tp_size" in WAYS[way]:  # products in parts are rounded otherwise, which bfloat16 would make much of
+        if dtype == torch.float64:  # products in parts are rounded otherwise, which bfloat16 would make much of
             patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
             patch.setattr(torch, "bfloat16", torch.float64)  # which torch 2.15 asks for instead
         alone = net().to(dtype)
@@ -81,9 +76,7 @@ def check(way: str) -> tuple[int, float]:
         counts[0] = 0
         got = train(model, optimizer, run.backward)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
-    state = run.get_state_dict(model)
-    if run.is_main_process:
-        torch.testing.assert_close(state, dict(alone.state_dict()), rtol=0, atol=1e-6)
+    assert_trained(run, model, alone.state_dict())
     total = torch.tensor(float(sent[0]))
     dist.all_reduce(total)
     momentum = 3 * sum(parameter.numel() for parameter in net().parameters())

@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import fsdp, refused, split
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.process import world as process_world
 from accel_core.state import reset_all
 from accel_core.strategies.quantized import refuse_packed
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
 
 pytestmark = requires("bitsandbytes")
@@ -62,12 +61,9 @@ def test_packed_layers_that_nobody_marked_are_refused() -> None:
     nets = [*((Adapted(storage), 4) for storage in STORAGES), (eight, 8)]
     for version, (net, bits) in product([1, 2], nets):
         reset_all()
-        accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=version))
-        before = dict(net.named_parameters())
-        with pytest.raises(PreparationError, match=f"got {type(net).__name__} in {bits} bits on cpu"):
+        accelerator = Accelerator(fsdp_plugin=fsdp(version))
+        with refused(PreparationError, f"got {type(net).__name__} in {bits} bits on cpu", accelerator, net):
             accelerator.prepare(net)
-        assert all(parameter is before[name] for name, parameter in net.named_parameters())
-        assert accelerator._models == []
 
 
 @requires("torch:2.13")
@@ -114,8 +110,7 @@ def test_packed_layers_under_tensor_parallel() -> None:
     net = Adapted()
     for given in (plan | {"base": "colwise"}, plan):
         reset_all()
-        handler = TorchTensorParallelConfig(tp_plan=given)
-        accelerator = Accelerator(parallelism_config=ParallelismConfig(tp_size=2, tp_handler=handler))
+        accelerator = Accelerator(parallelism_config=split(given))
         if "base" in given:
             with pytest.raises(PreparationError, match=r"Packed weights cannot be split .* got base, a Linear4bit"):
                 accelerator.prepare(net)

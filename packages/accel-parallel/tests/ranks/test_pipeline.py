@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from several_ranks import WIDTH, Block, Net, advance
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -35,42 +36,18 @@ from accel_parallel.checkpoint.merge import merge_weights
 from accel_parallel.pipeline.kwargs import SCHEDULES, PipelineKwargs
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
-from accel_testing.world import run as run_on
 
 pytestmark = requires("torch:2.13")  # pipelines
 
-ROWS, WIDTH, STEPS = 8, 6, 5
+ROWS, STEPS = 8, 5
 
 
-class Block(nn.Module):
-    """A layer that adds to its input."""
-
-    def __init__(self, width: int = WIDTH) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, width)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Add something."""
-        return values + torch.tanh(self.layer(values))
-
-
-class Net(nn.Module):
-    """Blocks between a layer in and a layer out, which may be tied."""
+class Tied(Net):
+    """Eight blocks between a layer in and a layer out, which are tied."""
 
     def __init__(self, width: int = WIDTH) -> None:
-        super().__init__()
-        self.enter = nn.Linear(width, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(8))
-        self.leave = nn.Linear(width, width)
+        super().__init__(width=width, entry=width, out=width, count=8)
         self.leave.weight = self.enter.weight
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return as many numbers for each row."""
-        values = self.enter(values)
-        for block in self.blocks:
-            values = block(values)
-        found: torch.Tensor = self.leave(values)
-        return found
 
 
 def squares(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
@@ -78,10 +55,10 @@ def squares(outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
     return (outputs - batch["labels"]).square().mean()
 
 
-def net() -> Net:
+def net() -> Tied:
     """Return the same net on every rank."""
     torch.manual_seed(3)
-    return Net()
+    return Tied()
 
 
 def data(steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
@@ -97,9 +74,7 @@ def alone(model: nn.Module, batches: list[dict[str, Any]], loss_fn: Any = None) 
     losses = []
     for batch in batches:
         loss = model(**batch).loss if loss_fn is None else loss_fn(model(batch["values"]), batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(loss, optimizer)
         losses.append(loss.item())
     return model.state_dict(), losses
 
@@ -115,10 +90,7 @@ def trained(run: Accelerator, model: nn.Module, optimizer: Any, batches: list[di
     """Train on batches, and return the losses."""
     losses = []
     for batch in batches:
-        loss = model(**batch).loss
-        run.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(loss := model(**batch).loss, optimizer, run=run)
         losses.append(loss.item())
     return losses
 
@@ -139,8 +111,12 @@ def near(found: dict[str, Any], wanted: dict[str, Any]) -> float:
     return max((found[name] - wanted[name]).abs().max().item() for name in wanted)
 
 
-def every_schedule() -> None:
-    """Compare weights after five steps, with one that the first and the last stage hold, and the losses."""
+@pytest.mark.parametrize(
+    "ranks", [2, pytest.param(4, marks=pytest.mark.full("another case of a grid"))], ids=lambda each: f"pp{each}"
+)
+@world("ranks", quiet=24)
+def test_every_schedule_trains_as_one_process_does(ranks: int) -> None:
+    """Weights after five steps, the first stage's also the last one's, and losses; one to two stages on each rank."""
     wanted, losses = alone(net(), data(), squares)
     for schedule in SCHEDULES:
         # Once, the other rank has no values, and gets those of the first.
@@ -149,14 +125,6 @@ def every_schedule() -> None:
         found, own, *_ = piped(model, data(), schedule=schedule, loss_fn=squares)
         assert near(found, wanted) <= 1e-6, schedule
         assert own == pytest.approx(losses, abs=1e-6), schedule
-
-
-@pytest.mark.parametrize(
-    "ranks", [2, pytest.param(4, marks=pytest.mark.full("another case of a grid"))], ids=lambda each: f"pp{each}"
-)
-def test_every_schedule_trains_as_one_process_does(ranks: int) -> None:
-    """Weights after five steps and losses, on all ranks, of two and of four; one to two stages on each."""
-    assert run_on(every_schedule, ranks, (), quiet=6 * ranks) is None
 
 
 def small(kind: str) -> nn.Module:
@@ -292,7 +260,7 @@ def test_what_a_pipeline_cannot_run_is_refused_on_all_ranks() -> None:
     batch = data(1)[0]
     with pytest.raises(DataError, match=r"4 equal micro-batches.*got 6 rows"):
         model(batch["values"][:6], labels=batch["labels"][:6])
-    with pytest.raises(DataError, match="others on Net"):
+    with pytest.raises(DataError, match="others on Tied"):
         model(**{name: value[: 4 + 4 * ensure().rank] for name, value in batch.items()})
     with pytest.raises(PreparationError, match="layers of its model"):
         model.load_state_dict(before)
@@ -319,7 +287,7 @@ def test_what_a_pipeline_cannot_run_is_refused_on_all_ranks() -> None:
     hooked.enter.weight.register_hook(lambda gradient: gradient * 2)
     with pytest.raises(PreparationError, match="hooks on, or sparse gradients of, enter"):
         lossless.prepare(hooked)
-    with pytest.raises(PreparationError, match="computes the loss; got none from Net"):
+    with pytest.raises(PreparationError, match="computes the loss; got none from Tied"):
         lossless.prepare(net())(batch["values"])
     reset_all()
     with pytest.raises(EngineUnavailableError, match="fp8"):
@@ -389,15 +357,11 @@ def test_stages_in_two_number_formats_have_one_norm() -> None:
 
     class Mixed(Net):
         def __init__(self) -> None:
-            super().__init__()
-            self.leave.weight = nn.Parameter(self.leave.weight.detach().clone())
+            super().__init__(count=8)
             self.blocks.bfloat16()
 
         def forward(self, values: torch.Tensor) -> torch.Tensor:
-            values = values.bfloat16()
-            for block in self.blocks:
-                values = block(values)
-            found: torch.Tensor = self.leave(values.float())
+            found: torch.Tensor = self.leave(self.run(values.bfloat16()).float())
             return found
 
     torch.manual_seed(3)
@@ -484,7 +448,7 @@ def test_a_meta_model_gets_memory_for_its_own_stage_alone() -> None:
     """No rank ever has memory for more; each loads what it holds, and trains as one process; before, a loss is NaN."""
     run = staged({"loss_fn": squares})
     with torch.device("meta"):
-        model = Net(width=256)
+        model = Tied(width=256)
     whole, blocks = (sum(each.nbytes for each in part.parameters()) for part in (model, model.blocks))
     with Memory() as memory:
         model = run.prepare(model)
@@ -524,7 +488,8 @@ class Noted(Block):
         self.register_buffer("places", torch.arange(3), persistent=False)
 
 
-def resumed(place: Path, losses: list[float], kind: str) -> None:
+@world("size")
+def _resumed(place: Path, losses: list[float], kind: str, size: int) -> None:
     """Continue from a checkpoint on other ranks, and save again."""
     # What reads its stages alone needs no memory before.
     with torch.device("meta" if kind == "stages" else "cpu"), torch.no_grad():
@@ -543,15 +508,14 @@ def resumed(place: Path, losses: list[float], kind: str) -> None:
     found = []
     for batch in data()[2:]:
         loss = model(**batch).loss if kind == "stages" else squares(model(batch["values"]), batch)
-        run.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(loss, optimizer, run=run)
         found.append(loss.item())
     assert found == pytest.approx(losses[2:], abs=1e-6), kind
     run.save_state(place.parent / f"{place.name}-{kind}")
 
 
-def stopped(place: Path) -> None:
+@world("ranks")
+def _stopped(place: Path, ranks: int) -> None:
     """Train two steps in a pipeline, save, and look at what a rank holds."""
     _, _, run, model = piped(net(), data(2), loss_fn=squares)
     run.save_state(place / "first")
@@ -569,9 +533,9 @@ def stopped(place: Path) -> None:
 def test_checkpoints_of_stages_continue_on_other_layouts(tmp_path: Path, ranks: int) -> None:
     """Losses after a checkpoint of stages are those of a run that was never stopped, wherever it goes on."""
     _, losses = alone(net(), data(), squares)
-    assert run_on(stopped, ranks, (tmp_path,)) is None
+    _stopped(place=tmp_path, ranks=ranks)
     for kind, size in (("stages", 2), ("whole", 1), ("fsdp", 2)):
-        assert run_on(resumed, size, (tmp_path / "first", losses, kind)) is None
+        _resumed(place=tmp_path / "first", losses=losses, kind=kind, size=size)
     assert near(*(merged(tmp_path / f"first-{kind}") for kind in ("stages", "fsdp"))) <= 1e-6
 
 
@@ -641,14 +605,11 @@ def test_in_fp16_all_stages_scale_and_skip_together() -> None:
     model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=1e5))
     batch = data(1)[0]
     start = run.get_state_dict(model)
-    run.backward(model(**batch).loss)
-    norm = run.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
+    norm = advance(model(**batch).loss, optimizer, run=run, model=model, clip=1.0)
     plain = net()
     small_squares(plain(batch["values"]), batch).backward()
     wanted = nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-    assert float(norm) == pytest.approx(float(wanted), rel=1e-2)
+    assert norm == pytest.approx(float(wanted), rel=1e-2)
     assert near(run.get_state_dict(model), start) > 0
     before, scale = run.get_state_dict(model), run.scaler.get_scale()
     batch["labels"] = batch["labels"] * 1e30  # the loss of the last stage, and every gradient, overflows
@@ -678,7 +639,7 @@ def test_half_precision_frozen_blocks_and_recomputation() -> None:
             model.model.embed_tokens.requires_grad_(False)
             model.model.layers[:2].requires_grad_(False)
         run = staged({"microbatches": 2, "split": ["model.layers.2"]}, mixed_precision="bf16")
-        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
         found.append(trained(run, model, optimizer, batches))
         with pytest.raises(EngineUnavailableError, match="does not generate"):
             model.generate(batches[0]["input_ids"])
@@ -687,14 +648,6 @@ def test_half_precision_frozen_blocks_and_recomputation() -> None:
         same = [name for name in start if torch.equal(start[name], state[name])]
         assert bool(same) == (kind == "frozen"), same
         reset_all()
-    model = small("llama")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for batch in batches:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):  # else the weights of the first step stay
+        _, losses = alone(small("llama"), batches)
     assert found[0] == found[1] == pytest.approx(losses, rel=2e-3)

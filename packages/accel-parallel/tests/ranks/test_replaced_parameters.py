@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import fsdp, refused, split
 from torch import nn
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_core.state import reset_all
 from accel_testing import requires, world
-from accel_testing.world import run
 
 pytestmark = requires("torch:2.8")  # the first whose FSDP2 computes in shards on a CPU
 
@@ -42,35 +41,32 @@ class Net(nn.Module):
 def _start(engine: str, **given: Any) -> Accelerator:
     """Return a run that makes new parameters of all weights in the blocks."""
     if "tp" in engine:
-        plan = TorchTensorParallelConfig(tp_plan={"blocks.*.0": "colwise_rep"})
-        sizes = {"tp_size": 2, "dp_shard_size": 2} if "fsdp2" in engine else {"tp_size": 2}
-        given["parallelism_config"] = ParallelismConfig(tp_handler=plan, **sizes)
+        shards = 2 if "fsdp2" in engine else 1
+        given["parallelism_config"] = split({"blocks.*.0": "colwise_rep"}, dp_shard_size=shards)
     if "fsdp" in engine:
-        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=int(engine[4]), use_orig_params=True if engine == "fsdp1" else None
-        )
+        given["fsdp_plugin"] = fsdp(int(engine[4]), use_orig_params=True if engine == "fsdp1" else None)
     return Accelerator(**given)
 
 
-def _unchanged_and_refused(accelerator: Accelerator, net: nn.Module, match: str) -> None:
-    before = dict(net.named_parameters())
-    with pytest.raises(PreparationError, match=match):
-        accelerator.prepare(net)
-    assert all(before[name] is parameter for name, parameter in net.named_parameters())
-    assert accelerator._models == []
-
-
-def _hooks(engine: str) -> None:
+@pytest.mark.parametrize(("engine", "ranks"), _ENGINES.items())
+@world("ranks")
+def test_hooks_of_parameters_that_would_be_replaced_are_refused(engine: str, ranks: int) -> None:
+    """A hook on a parameter that training no longer uses is named; one on a parameter that stays is kept."""
     for add in ("register_hook", "register_post_accumulate_grad_hook"):
         net, accelerator = Net(), _start(engine)
         handle = getattr(net.blocks[1][0].weight, add)(lambda _: None)
-        _unchanged_and_refused(accelerator, net, r"got hooks of blocks\.1\.0\.weight\. ")
+        with refused(PreparationError, r"got hooks of blocks\.1\.0\.weight\. ", accelerator, net):
+            accelerator.prepare(net)
         handle.remove()
         getattr(net.scale, add)(lambda _: None)  # stays the parameter that it is
         accelerator.prepare(net)
+        reset_all()
 
 
-def _marks(engine: str) -> None:
+@pytest.mark.parametrize(("engine", "ranks"), _ENGINES.items())
+@world("ranks")
+def test_marks_of_parameters_are_kept(engine: str, ranks: int) -> None:
+    """Attributes by which an optimizer sorts parameters are those of the new parameters too."""
     net = Net()
     net.blocks[0][0].weight.is_muon = True
     net.blocks[1][1].bias.rates = rates = [0.1]
@@ -90,18 +86,6 @@ def _marks(engine: str) -> None:
     assert any(vars(p).get("rates") is rates for p in prepared.parameters())
 
 
-@pytest.mark.parametrize("engine", _ENGINES)
-def test_hooks_of_parameters_that_would_be_replaced_are_refused(engine: str) -> None:
-    """A hook on a parameter that training no longer uses is named; one on a parameter that stays is kept."""
-    assert run(_hooks, _ENGINES[engine], (engine,)) is None
-
-
-@pytest.mark.parametrize("engine", _ENGINES)
-def test_marks_of_parameters_are_kept(engine: str) -> None:
-    """Attributes by which an optimizer sorts parameters are those of the new parameters too."""
-    assert run(_marks, _ENGINES[engine], (engine,)) is None
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64])
 @pytest.mark.parametrize("engine", ["fsdp1", "fsdp2"])
 @world(2)
@@ -110,7 +94,8 @@ def test_number_formats_that_a_block_mixes_are_refused(engine: str, dtype: torch
     net, word = Net(), str(dtype).removeprefix("torch.")
     net.blocks[1][1].weight = nn.Parameter(torch.ones(4, dtype=dtype))
     accelerator = _start(engine)
-    _unchanged_and_refused(accelerator, net, rf"got {word} for 1\.weight; float32 for .* in blocks\.1\. ")
+    with refused(PreparationError, rf"got {word} for 1\.weight; float32 for .* in blocks\.1\. ", accelerator, net):
+        accelerator.prepare(net)
     net.blocks[1][1].weight.requires_grad_(False)
     if engine == "fsdp2":
         accelerator.prepare(net)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import Sharded, everything
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
@@ -23,7 +24,6 @@ from accel_parallel.sharding.format import FullyShardedFormat
 from accel_parallel.sharding.gather import gather
 from accel_parallel.sharding.gradients import clip_norm, clip_value
 from accel_testing import requires, world
-from accel_testing.world import run
 
 pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
 
@@ -77,14 +77,7 @@ def _cut(tensor: torch.Tensor, mesh: Any, placements: list[Placement]) -> torch.
     return found
 
 
-class Holder:
-    """What checkpoints ask of a strategy."""
-
-    format = FullyShardedFormat("SHARDED_STATE_DICT", lambda own, keep: gather(own.state_dict(), keep=keep))
-
-    def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Return nothing: what lies in shards is not gathered."""
-        raise AssertionError("the format did not ask for whole models")
+FORMAT = FullyShardedFormat("SHARDED_STATE_DICT", lambda own, keep: gather(own.state_dict(), keep=keep))
 
 
 def trained(seed: int, size: int) -> BareRun:
@@ -93,15 +86,7 @@ def trained(seed: int, size: int) -> BareRun:
     spread(model, size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
     optimizer.step()
-    return BareRun([model], [optimizer], strategy=Holder())
-
-
-def everything(own: BareRun) -> dict[str, torch.Tensor]:
-    """Return all of a run's weights and moments, whole."""
-    found: dict[str, Any] = dict(own.models[0].state_dict())
-    for key, entries in own.optimizers[0].state_dict()["state"].items():
-        found |= {f"{key}/{name}": value for name, value in entries.items()}
-    return {name: whole(value).detach().clone() for name, value in found.items()}
+    return BareRun([model], [optimizer], strategy=Sharded(FORMAT))
 
 
 def clipped(size: int) -> None:
@@ -121,7 +106,8 @@ def clipped(size: int) -> None:
             torch.testing.assert_close(whole(one.grad), other.grad)
 
 
-def saved(size: int, folder: Path) -> None:
+@world(4)
+def _saved(folder: Path, size: int) -> None:
     """Save a run in shards, its model whole in one file, and what one process has."""
     clipped(size)
     own = trained(1, size)
@@ -131,7 +117,7 @@ def saved(size: int, folder: Path) -> None:
         torch.save(everything(trained(1, 1)), folder / "expected.pt")
 
 
-def loaded(size: int, folder: Path, before: str, after: str) -> None:
+def loaded(folder: Path, size: int, before: str, after: str) -> None:
     """Read a run in shards on another number of ranks, bit-equal, and save it again."""
     expected = torch.load(folder / "expected.pt", weights_only=True)
     own = trained(2, size)
@@ -166,7 +152,6 @@ def test_a_rank_without_the_widest_format_knows_the_norm() -> None:
 @pytest.mark.usefixtures("fresh_state")
 def test_several_meshes_have_one_norm_and_one_checkpoint(tmp_path: Path) -> None:
     """On four ranks every shard counts once, and is saved once; two ranks, and then one, read it bit for bit."""
-    for body, size, names in ((saved, 4, ()), (loaded, 2, ("shards", "again"))):
-        failure = run(body, size, (size, tmp_path, *names))
-        assert failure is None, failure
-    loaded(1, tmp_path, "again", "once more")
+    _saved(tmp_path, 4)
+    world(2)(loaded)(tmp_path, 2, "shards", "again")
+    loaded(tmp_path, 1, "again", "once more")

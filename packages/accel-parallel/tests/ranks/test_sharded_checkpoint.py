@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import Sharded, assert_equal, everything
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -36,9 +37,9 @@ from accel_core.process.world import ensure
 from accel_core.strategies.registry import register_strategy
 from accel_core.strategies.strategy import Strategy
 from accel_testing import requires, world
-from accel_testing.world import run
 
 PLAN = "toy_plan.json"
+SHARDS = requires("torch:2.8")  # the first that computes in shards on a CPU
 
 
 class ToyFormat:
@@ -159,17 +160,6 @@ class Tied(nn.Module):
         return scored
 
 
-class Holder:
-    """What checkpoints ask of a strategy."""
-
-    def __init__(self, form: CheckpointFormat = TOY) -> None:
-        self.format = form
-
-    def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Return nothing: nobody may gather whole models for a format that does not ask."""
-        raise AssertionError("the format did not ask for whole models")
-
-
 def build(seed: int, *, sharded: bool = True) -> BareRun:
     """Return a run after a step, its model sharded over all ranks or whole."""
     torch.manual_seed(seed)
@@ -181,25 +171,8 @@ def build(seed: int, *, sharded: bool = True) -> BareRun:
     optimizer.step()
     own = BareRun([model], [optimizer], step=seed)
     if sharded:
-        own.strategy = Holder()
+        own.strategy = Sharded(TOY)
     return own
-
-
-def everything(own: BareRun) -> dict[str, Any]:
-    """Return all of a run's weights and moments, whole."""
-    found: dict[str, Any] = dict(own.models[0].state_dict())
-    for key, entries in own.optimizers[0].state_dict()["state"].items():
-        found |= {f"{key}/{name}": value for name, value in entries.items()}
-    return {
-        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
-        for name, value in found.items()
-    }
-
-
-def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Compare two of these bit for bit."""
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 def failure_of(call: Any, *args: Any, **kwargs: Any) -> str:
@@ -211,16 +184,18 @@ def failure_of(call: Any, *args: Any, **kwargs: Any) -> str:
     return str(texts[0])
 
 
-def load_elsewhere(place: Path, sharded: bool, expected: dict[str, Any]) -> None:
+@world("ranks")
+def _load_elsewhere(place: Path, ranks: int, expected: dict[str, Any]) -> None:
     """Load into a sharded model, or into a whole one whose strategy has the plain format."""
     register_format(TOY)
-    own = build(9, sharded=sharded)
+    own = build(9, sharded=ranks > 1)
     report = load_state(own, place)
     assert set(report.restored) >= {"model 0", "optimizer 0"}
     assert_equal(everything(own), expected)
 
 
-def save_twice(place: Path) -> None:
+@world(2)
+def _save_twice(place: Path) -> None:
     """Save, in the foreground and in the background, and load on as many ranks."""
     own = build(1)
     before = everything(own)
@@ -240,18 +215,16 @@ def save_twice(place: Path) -> None:
         torch.save(before, place / "expected.pt")
 
 
-@requires("torch:2.8")  # the first that computes in shards on a CPU
+@SHARDS
 def test_parts_are_saved_and_loaded_on_any_number_of_ranks(tmp_path: Path) -> None:
     """Weights and moments of sharded models come back bit-equal, on three ranks and into a plain model on one."""
-    failure = run(save_twice, 2, (tmp_path,))
-    assert failure is None, failure
+    _save_twice(tmp_path)
     expected = torch.load(tmp_path / "expected.pt", weights_only=True)
     for name, size in (("ckpt", 3), ("ckpt", 1), ("later", 1)):
-        failure = run(load_elsewhere, size, (tmp_path / name, size > 1, expected))
-        assert failure is None, failure
+        _load_elsewhere(place=tmp_path / name, ranks=size, expected=expected)
 
 
-@requires("torch:2.8")  # the first that computes in shards on a CPU
+@SHARDS
 @world(2)
 def test_a_rank_checks_only_the_files_that_it_reads(tmp_path: Path) -> None:
     """Of a checkpoint of as many ranks, a machine compares no other machine's part, and none's random states."""
@@ -279,7 +252,7 @@ def test_a_rank_checks_only_the_files_that_it_reads(tmp_path: Path) -> None:
     assert "rank_1.safetensors has checksum" in failure_of(load_state, own, tmp_path / "ckpt").replace("' ", " ")
 
 
-@requires("torch:2.8")  # the first that computes in shards on a CPU
+@SHARDS
 @world(2)
 def test_a_plain_checkpoint_is_loaded_into_parts(tmp_path: Path) -> None:
     """Each rank takes its slices of whole weights and moments; what does not fit is refused, and nothing changed."""
@@ -311,7 +284,7 @@ def test_what_no_format_recognizes_is_refused_by_name(tmp_path: Path) -> None:
     assert "written by DeepSpeed; got pytorch_model/, random_states_0.pkl" in text
 
 
-@requires("torch:2.8")  # the first that computes in shards on a CPU
+@SHARDS
 @world(2)
 def test_a_failure_while_ranks_plan_is_the_error_of_all(tmp_path: Path) -> None:
     """One rank fails before it exchanges, or exchanges more often: an error on both, and both can go on."""
@@ -329,18 +302,18 @@ def test_a_failure_while_ranks_plan_is_the_error_of_all(tmp_path: Path) -> None:
             return super().parts(request)
 
     own = build(1)
-    own.strategy = Holder(Failing())
+    own.strategy = Sharded(Failing())
     assert "rank 1: ValueError: no plan" in failure_of(save_state, own, tmp_path / "ckpt")
     assert os.listdir(tmp_path) == []
-    own.strategy = Holder(Longer())
+    own.strategy = Sharded(Longer())
     with pytest.raises(RankDisagreementError, match="called save_state with different data"):
         save_state(own, tmp_path / "ckpt")
     gather_object([None])
-    own.strategy = Holder()
+    own.strategy = Sharded(TOY)
     save_state(own, tmp_path / "ckpt")
 
 
-@requires("torch:2.8")  # the first that computes in shards on a CPU
+@SHARDS
 @world(2)
 def test_a_part_has_to_list_what_it_writes(tmp_path: Path) -> None:
     """A file that no part lists, or that none wrote: an error that names it, and the checkpoint before stands."""
@@ -359,7 +332,7 @@ def test_a_part_has_to_list_what_it_writes(tmp_path: Path) -> None:
     for kind, words in ((Silent, "got ['toy/rank_0.safetensors'] that no part"), (Forgetful, "'lost_1'] that none")):
         form = ToyFormat()
         form.parts = lambda request, kind=kind: [kind({"a": torch.ones(2)})]  # type: ignore[method-assign]
-        own.strategy = Holder(form)
+        own.strategy = Sharded(form)
         text = failure_of(save_state, own, tmp_path / "ckpt")
         assert words in text, text
     other = build(2)
@@ -367,13 +340,13 @@ def test_a_part_has_to_list_what_it_writes(tmp_path: Path) -> None:
     assert_equal(everything(other), before)
 
 
-@requires("torch:2.8")  # the first that computes in shards on a CPU
+@SHARDS
 @world(2)
 def test_a_plain_format_refuses_parts_of_tensors(tmp_path: Path) -> None:
     """A strategy that keeps the plain format though its optimizers are sharded cannot save a part as if it were all."""
     own = build(1)
 
-    class Gathering(Holder):
+    class Gathering(Sharded):
         def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
             return {name: value.full_tensor() for name, value in model.state_dict().items()}
 
@@ -420,7 +393,7 @@ def test_only_the_rank_that_writes_keeps_whole_weights(safe: bool, tmp_path: Pat
     weights.load_model(model, tmp_path / "model")
 
 
-@requires("torch:2.8")  # the first that computes in shards on a CPU
+@SHARDS
 @world(2)
 def test_a_rank_that_cannot_write_goes_on_gathering(tmp_path: Path) -> None:
     """The disk is full after the first weight: both ranks raise the same, none waits, and the old weights stand."""

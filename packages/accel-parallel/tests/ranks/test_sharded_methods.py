@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import advance, assert_trained, blocks, fsdp, split
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import AccelError, EngineUnavailableError
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.state import reset_all
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import supports
 from accel_testing import requires, world
-from accel_testing.world import run
 
 pytestmark = requires("torch:2.8")  # the first whose FSDP2 computes in shards on a CPU
 
@@ -92,17 +90,11 @@ class Net(Model):
 def _start(engine: str, mixed_precision: str = "no", **given: Any) -> Accelerator:
     arguments: dict[str, Any] = {"mixed_precision": mixed_precision}
     if engine.startswith("fsdp"):
-        arguments["fsdp_plugin"] = FullyShardedDataParallelPlugin(
-            fsdp_version=int(engine[4]),
-            auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=["Block"],
-            state_dict_type="FULL_STATE_DICT",
-            **given,
-        )
+        states = {"state_dict_type": "FULL_STATE_DICT"}
+        arguments["fsdp_plugin"] = fsdp(int(engine[4]), **blocks("Block"), **states, **given)
     if engine.endswith("tp"):
-        plan = TorchTensorParallelConfig(tp_plan={"embed": "colwise_rep", "blocks.*.linear": "colwise_rep"})
-        sizes = {"tp_size": 2, "dp_shard_size": 2} if engine != "tp" else {"tp_size": 2}
-        arguments["parallelism_config"] = ParallelismConfig(tp_handler=plan, **sizes)
+        plan = {"embed": "colwise_rep", "blocks.*.linear": "colwise_rep"}
+        arguments["parallelism_config"] = split(plan, dp_shard_size=2 if engine != "tp" else 1)
     return Accelerator(cpu=True, **arguments)
 
 
@@ -122,19 +114,8 @@ def _train(net: Any, optimizer: Any, backward: Callable[[torch.Tensor], object],
         optimizer.zero_grad()
 
 
-def _check_training(engine: str, replicas: int, *, tolerance: float = 1e-6, **given: Any) -> None:
-    alone, accelerator = Net(), _start(engine, **given)
-    _train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), torch.Tensor.backward, slice(None))
-    net = Net()
-    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
-    number, rows = accelerator.process_index * replicas // accelerator.num_processes, ROWS // replicas
-    _train(net, optimizer, accelerator.backward, slice(number * rows, (number + 1) * rows))
-    found = accelerator.get_state_dict(net)
-    if accelerator.is_main_process:
-        torch.testing.assert_close(found, dict(alone.state_dict()), rtol=0, atol=tolerance)
-
-
-_HALF = {"mixed_precision": "bf16", "tolerance": 4 * torch.finfo(torch.bfloat16).eps}
+_HALF = {"mixed_precision": "bf16"}
+_HALF_EXACT = 4 * torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.parametrize(
@@ -147,9 +128,16 @@ _HALF = {"mixed_precision": "bf16", "tolerance": 4 * torch.finfo(torch.bfloat16)
         pytest.param("fsdp2tp", 4, 2, {}, marks=requires("torch:2.10")),
     ],
 )
+@world("ranks")
 def test_methods_train_as_in_one_process(engine: str, ranks: int, replicas: int, given: dict[str, Any]) -> None:
     """Losses of methods, beside and between forward passes, have the gradients of one process."""
-    assert run(_check_training, ranks, (engine, replicas), given) is None
+    tolerance = _HALF_EXACT if "mixed_precision" in given else 1e-6
+    alone, net, accelerator = Net(), Net(), _start(engine, **given)
+    _train(alone, torch.optim.SGD(alone.parameters(), lr=0.1), torch.Tensor.backward, slice(None))
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    number, rows = accelerator.process_index * replicas // ranks, ROWS // replicas
+    _train(net, optimizer, accelerator.backward, slice(number * rows, (number + 1) * rows))
+    assert_trained(accelerator, net, alone.state_dict(), atol=tolerance)
 
 
 @pytest.mark.parametrize("engine", ["fsdp1", "fsdp2"])
@@ -208,8 +196,7 @@ def test_generation_under_fsdp2_is_that_of_one_process(kind: str) -> None:
     """A library's `generate` works on the prepared model, an encoder that it calls by itself too."""
     model = _tiny(kind)
     alone = copy.deepcopy(model).eval()
-    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
-    net = accelerator.prepare(model).eval()
+    net = Accelerator(cpu=True, fsdp_plugin=fsdp()).prepare(model).eval()
     given = {"max_new_tokens": 5, "do_sample": False}
     tokens = torch.tensor([[3, 4, 5]])
     assert torch.equal(net.generate(tokens, **given), alone.generate(tokens, **given))
@@ -251,12 +238,6 @@ _CASES: list[tuple[Callable[[Any], object], Callable[[Any, torch.Tensor], torch.
 """What is done to a model before `prepare`, and what is computed with it afterwards, for each row of the table."""
 
 
-def _step(net: Any, backward: Callable[[torch.Tensor], object], compute: Any, x: torch.Tensor) -> None:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    backward(compute(net, x).square().mean())
-    optimizer.step()
-
-
 @pytest.mark.parametrize("number", range(3), ids=supports.ENGINES)
 @world(2, quiet=10)
 def test_the_table_of_abilities_is_what_an_engine_gives(number: int) -> None:
@@ -272,13 +253,12 @@ def test_the_table_of_abilities_is_what_an_engine_gives(number: int) -> None:
             change(each)
         try:
             prepared = accelerator.prepare(net)
-            _step(prepared, accelerator.backward, compute, part)
+            optimizer = torch.optim.SGD(prepared.parameters(), lr=0.1)
+            advance(compute(prepared, part).square().mean(), optimizer, run=accelerator)
         except AccelError:
             found.append(False)
             continue
-        _step(alone, torch.Tensor.backward, compute, rows)
-        state = accelerator.get_state_dict(prepared)
-        if accelerator.is_main_process:
-            torch.testing.assert_close(state, dict(alone.state_dict()), rtol=0, atol=1e-6)
+        advance(compute(alone, rows).square().mean(), torch.optim.SGD(alone.parameters(), lr=0.1))
+        assert_trained(accelerator, prepared, alone.state_dict())
         found.append(True)
     assert found == [engines[number] for engines in supports.ABILITIES.values()]

@@ -15,17 +15,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from several_ranks import LAYERS, WHOLE, fsdp, refused, split
 from torch import nn
-from torch.distributed.fsdp import FullStateDictConfig
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
 from accel_core.state import reset_all
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_parallel.sharding import optimizers
 from accel_testing import requires, world
-from accel_testing.world import run
 
 SCRIPT = Path(__file__).parents[1] / "optimizers.py"
 PAGE = SCRIPT.parents[3] / "docs" / "reference" / "optimizers.md"
@@ -130,16 +127,12 @@ def train(
 
 def arguments(engine: str, **given: Any) -> dict[str, Any]:
     """Return what makes an Accelerator use an engine."""
-    whole = FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
-    layers: dict[str, Any] = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 5}
-    layers |= {"state_dict_type": "FULL_STATE_DICT", "state_dict_config": whole}
     found: dict[str, Any] = {}
     if engine.startswith("fsdp"):
-        found["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=int(engine[4]), **layers, **given)
+        found["fsdp_plugin"] = fsdp(int(engine[4]), **WHOLE, **LAYERS, **given)
     if engine.endswith("tp"):
-        handler = TorchTensorParallelConfig(tp_plan={"0": "colwise", "2": "rowwise"})
         shards = 2 if engine.startswith("fsdp") else 1
-        found["parallelism_config"] = ParallelismConfig(tp_size=2, dp_shard_size=shards, tp_handler=handler)
+        found["parallelism_config"] = split({"0": "colwise", "2": "rowwise"}, dp_shard_size=shards)
     return found
 
 
@@ -174,26 +167,7 @@ def is_right(engine: str, name: str, options: dict[str, Any], **given: Any) -> b
         dist.barrier()
 
 
-def check_the_table(engine: str, form: str, **given: Any) -> None:
-    """Check that the table refuses the optimizers that are wrong with a form of parameters, and no others."""
-    wrong = set()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimizers, "REFUSED", {})
-        # Muon computes in bfloat16 what it orthogonalizes: rounding, which the order of sums changes, would hide what
-        # is to be seen here.
-        patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
-        patch.setattr(torch, "bfloat16", torch.float32)  # which torch 2.15 asks for instead
-        torch.compiler.set_stance("force_eager")  # torchao compiles its step, which takes most of the time
-        for name, kind in kinds().items():
-            for options in ways(kind):
-                if form == "flat" and name.startswith(("torch.Adagrad", "schedulefree", *LOW_BIT)):
-                    continue  # state from the start is a case of its own, and blocks in few bits are other ones
-                if not is_right(engine, name, options, **given):
-                    wrong.add(name)
-    assert wrong == refused(form), wrong ^ refused(form)
-
-
-def refused(form: str) -> set[str]:
+def refused_by(form: str) -> set[str]:
     """Return the names of what the table refuses, on several ranks, with a form of parameters."""
     forms = {"split": {"split", "several", "distributed"}, "distributed": {"several", "distributed"}}.get(form, {form})
     rows = {name: optimizers.row_of(kind) for name, kind in kinds().items()}
@@ -213,9 +187,24 @@ FULL = pytest.mark.full("a table under every engine")
         pytest.param("fsdp1", "flat", 2, marks=FULL),
     ],
 )
+@world("ranks", quiet=60)
 def test_the_table_is_what_an_engine_gives(engine: str, form: str, ranks: int) -> None:
     """In every way to step, those optimizers train as in one process, closures too, that the table lets pass."""
-    assert run(check_the_table, ranks, (engine, form), quiet=15 * ranks) is None
+    wrong = set()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimizers, "REFUSED", {})
+        # Muon computes in bfloat16 what it orthogonalizes: rounding, which the order of sums changes, would hide what
+        # is to be seen here.
+        patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
+        patch.setattr(torch, "bfloat16", torch.float32)  # which torch 2.15 asks for instead
+        torch.compiler.set_stance("force_eager")  # torchao compiles its step, which takes most of the time
+        for name, kind in kinds().items():
+            for options in ways(kind):
+                if form == "flat" and name.startswith(("torch.Adagrad", "schedulefree", *LOW_BIT)):
+                    continue  # state from the start is a case of its own, and blocks in few bits are other ones
+                if not is_right(engine, name, options):
+                    wrong.add(name)
+    assert wrong == refused_by(form), wrong ^ refused_by(form)
 
 
 def test_the_table_names_every_optimizer_of_torch() -> None:
@@ -236,18 +225,16 @@ def test_the_page_of_optimizers_is_made_from_the_tables() -> None:
 @world(2)
 def test_what_the_table_names_is_refused_before_anything_changed(engine: str) -> None:
     """`prepare` names the optimizer, a subclass too, and what to use; model and optimizer stay as they were."""
-    for name in refused({"fsdp1": "flat", "tp": "split"}.get(engine, "distributed")):
+    for name in refused_by({"fsdp1": "flat", "tp": "split"}.get(engine, "distributed")):
         net = model(name, 4)
-        before = dict(net.named_parameters())
         optimizer = make(name, net, {})
         optimizer.__class__ = type("Own", (type(optimizer),), {})
         accelerator = Accelerator(cpu=True, **arguments(engine))
         for prepared in ((net, optimizer), (optimizer,)):
             row = optimizers.row_of(kinds()[name])
             assert row is not None
-            with pytest.raises(PreparationError, match=rf"got Own, a {row[0]}, which .*{row[1].instead}"):
+            with refused(PreparationError, rf"got Own, a {row[0]}, which .*{row[1].instead}", accelerator, net):
                 accelerator.prepare(*prepared)
-        assert all(before[own] is parameter for own, parameter in net.named_parameters())
         reset_all()
 
 

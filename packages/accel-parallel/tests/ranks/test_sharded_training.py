@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from several_ranks import COPIES, advance, blocks, fsdp, logged, refused
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
@@ -20,8 +20,8 @@ from accel_core.comm.objects import gather_object
 from accel_core.errors import ConfigurationError, PreparationError, RankDisagreementError, StateError
 from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.state import reset_all
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
+from accel_testing.memory import MEASURES_MEMORY, Growth
 
 
 class Net(nn.Module):
@@ -43,7 +43,7 @@ class Net(nn.Module):
 
 def _start(version: int, *, axes: ParallelismConfig | None = None, **given: Any) -> Accelerator:
     reset_all()
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, state_dict_type="FULL_STATE_DICT", **given)
+    plugin = fsdp(version, state_dict_type="FULL_STATE_DICT", **given)
     return Accelerator(fsdp_plugin=plugin, parallelism_config=axes)
 
 
@@ -69,7 +69,7 @@ def _input(accelerator: Accelerator) -> torch.Tensor:
 def test_ranks_that_start_apart_train_as_the_first(version: int, kind: str) -> None:
     """Weights, scalars and buffers that differ between ranks, or between copies, start as those of rank 0."""
     hybrid = kind in ("copies", "HYBRID_SHARD")
-    axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2) if hybrid else None
+    axes = ParallelismConfig(**COPIES) if hybrid else None
     given = {"sharding_strategy": kind, "use_orig_params": True} if version == 1 else {}
     accelerator = _start(version, axes=axes, **given)
     net = accelerator.prepare(Net(seed=accelerator.process_index))
@@ -100,9 +100,7 @@ def test_whole_parameters_need_our_backward() -> None:
     with pytest.raises(StateError, match=r"got a step after loss\.backward\(\)\. Call accelerator\.backward"):
         optimizer.step()
     torch.testing.assert_close(_own(net), before, rtol=0, atol=0)
-    optimizer.zero_grad()
-    accelerator.backward(net(_input(accelerator)).sum())
-    optimizer.step()
+    advance(net(_input(accelerator)).sum(), optimizer, run=accelerator)
     assert len(set(gather_object([float(net.scale)]))) == 1
 
 
@@ -131,13 +129,9 @@ def test_whole_and_sharded_parameters_of_one_group_step(together: str) -> None:
     expected = Net()
     plain = torch.optim.AdamW(expected.parameters(), lr=0.1)
     for _ in range(2):
-        accelerator.backward(net(_input(accelerator)).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(net(_input(accelerator)).square().mean(), optimizer, run=accelerator)
         inputs = torch.cat([_input(accelerator) - accelerator.process_index + rank for rank in range(2)])
-        plain.zero_grad()
-        expected(inputs).square().mean().backward()
-        plain.step()
+        advance(expected(inputs).square().mean(), plain)
     torch.testing.assert_close(_own(net), dict([*expected.named_parameters(), *expected.named_buffers()]))
     assert [group[together] for group in optimizer.param_groups] == [True]
 
@@ -181,9 +175,8 @@ def test_models_that_arrive_sharded() -> None:
     assert len(set(gather_object([float(net.scale)]))) == 1
     half: Any = Net()
     fully_shard(half, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"], ignored_params={half.scale})
-    with pytest.raises(PreparationError, match=r"all 4 processes.* got up\.weight .* mesh of shape \(2,\)"):
+    with refused(PreparationError, r"all 4 processes.* got up\.weight .* mesh of shape \(2,\)", accelerator, half):
         accelerator.prepare(half)
-    assert accelerator._models == [net]
 
 
 @world(2)
@@ -210,39 +203,29 @@ def test_models_that_arrive_wrapped() -> None:
     inner: Any = nn.Sequential(
         FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")), nn.Linear(4, 4)
     )
-    with pytest.raises(PreparationError, match="wrapped as a whole or not at all; got Sequential"):
+    with refused(PreparationError, "wrapped as a whole or not at all; got Sequential", accelerator, inner):
         accelerator.prepare(inner)
     for given, found in (
         ({"use_orig_params": False}, "got use_orig_params False and not True"),
         ({"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}, r"got strategy ShardingStrategy\.SHARD_GRAD_OP"),
     ):
         other = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"), **given)
-        with pytest.raises(PreparationError, match=found):
+        with refused(PreparationError, found, accelerator, other):
             accelerator.prepare(other)
-    assert accelerator._models == [wrapped]
 
 
-def _peak() -> int:
-    """Return the largest resident memory of this process since the last reset, in bytes."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's account of a process's memory")
+@MEASURES_MEMORY
 @world(2)
 def test_a_rank_without_weights_never_holds_the_model() -> None:
     """Where rank 0 alone loads, the other's memory grows by its half and a few blocks, not by the model."""
-    # glibc would keep some of what is freed: from this size on, memory goes back at once.
-    ctypes.CDLL(None).mallopt(-3, 2**20)
     accelerator = _start(2, cpu_ram_efficient_loading=True)
     accelerator.prepare(nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)))
     with torch.device("cpu" if accelerator.is_main_process else "meta"):
         net = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24)))
     whole = sum(parameter.nbytes for parameter in net.parameters())
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _peak()
+    growth = Growth()
     net = accelerator.prepare(net)
-    grown = _peak() - before
+    grown = growth.most()
     if not accelerator.is_main_process:
         assert whole / 2 <= grown <= whole * 3 / 4, f"grew by {grown / whole:.2f} of the model"
     assert all(isinstance(p, DTensor) for p in net.parameters())
@@ -253,9 +236,8 @@ def test_a_wrapped_model_is_not_copied() -> None:
     """Without the plugin, a model that version 1 wraps is refused by name; one of version 2 keeps its layout."""
     accelerator = Accelerator()
     net = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
-    with pytest.raises(PreparationError, match=r"sharded at its root\. Pass fsdp_plugin"):
+    with refused(PreparationError, r"sharded at its root\. Pass fsdp_plugin", accelerator, net):
         accelerator.prepare(net)
-    assert accelerator._models == []
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -280,10 +262,8 @@ def test_device_maps_and_optimizers_of_other_models_are_refused(version: int) ->
     accelerator = _start(version, use_orig_params=True if version == 1 else None)
     spread: Any = Net()
     spread.hf_device_map = {"up": "cpu", "down": 1}
-    with pytest.raises(PreparationError, match=r"device map spreads .* got the devices 1, cpu"):
+    with refused(PreparationError, r"device map spreads .* got the devices 1, cpu", accelerator, spread):
         accelerator.prepare(spread)
-    assert all(type(p) is nn.Parameter for p in spread.parameters())
-    assert accelerator._models == []
     stray = nn.Parameter(torch.ones(3))
     _, optimizer = accelerator.prepare(nn.Linear(2, 2), torch.optim.SGD([stray], lr=0.1))
     stray.grad = torch.ones(3)
@@ -310,30 +290,24 @@ def test_experts_of_each_rank_are_not_those_of_the_first(version: int) -> None:
         mesh = init_device_mesh("cpu", (2,))
         held = DTensor.from_local(torch.full((1, 4, 4), float(rank)), mesh, [Shard(0)])
         net.experts = nn.Parameter(held)
-        with pytest.raises(ConfigurationError, match=r"sharded.* got Experts"):
+        with refused(ConfigurationError, r"sharded.* got Experts", accelerator, net):
             accelerator.prepare(net)
         assert net.experts.to_local().eq(rank).all()  # type: ignore[attr-defined]
-        assert accelerator._models == []
 
 
 @pytest.mark.parametrize("version", [1, 2])
 @world(2)
 def test_what_neither_version_does_is_refused(version: int) -> None:
     """Unknown classes, packed weights, uneven inputs and axes without shards are named, and nothing was changed."""
-    words = {"auto_wrap_policy": "transformer_based_wrap", "transformer_cls_names_to_wrap": ["Nobody", "Net"]}
-    accelerator = _start(version, **words)
-    net = Net()
-    with pytest.raises(ConfigurationError, match=r"got \['Nobody'\]\. Use some of \['Linear', 'Net'\]"):
+    accelerator, net = _start(version, **blocks("Nobody", "Net")), Net()
+    with refused(ConfigurationError, r"got \['Nobody'\]\. Use some of \['Linear', 'Net'\]", accelerator, net):
         accelerator.prepare(net)
-    assert all(type(p) is nn.Parameter for p in net.parameters())
     accelerator = _start(version)
     for bits in (8, 4):
         packed: Any = nn.Linear(2, 2)
         setattr(packed, f"is_loaded_in_{bits}bit", True)
-        with pytest.raises(PreparationError, match=f"got Linear in {bits} bits on cpu"):
+        with refused(PreparationError, f"got Linear in {bits} bits on cpu", accelerator, packed):
             accelerator.prepare(packed)
-        assert type(packed.weight) is nn.Parameter
-        assert accelerator._models == []
     prepared = accelerator.prepare(nn.Linear(4, 4))
     with (
         pytest.raises(PreparationError, match=r'cannot join processes .*uneven_end="empty"'),
@@ -348,14 +322,8 @@ def test_what_neither_version_does_is_refused(version: int) -> None:
 @world(2)
 def test_the_plan_is_logged(version: int) -> None:
     """The first rank logs blocks; a model in one piece is a warning."""
-    lines: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = lines.append  # type: ignore[method-assign]
-    logger = logging.getLogger("accel_parallel.sharding.wrapping")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    reset_all()
-    plugin = FullyShardedDataParallelPlugin(fsdp_version=version, use_orig_params=True if version == 1 else None)
+    lines = logged("accel_parallel.sharding.wrapping")
+    plugin = fsdp(version, use_orig_params=True if version == 1 else None)
     accelerator = Accelerator(mixed_precision="bf16", fsdp_plugin=plugin)
     accelerator.prepare(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     accelerator.prepare(nn.Linear(2, 2))

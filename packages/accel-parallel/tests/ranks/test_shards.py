@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from several_ranks import COPIES, advance, assert_equal
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.tensor import DTensor
@@ -27,7 +28,6 @@ from accel_core.state import reset_all
 from accel_parallel.checkpoint.reader import ShardFolder
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import world
-from accel_testing.world import run
 
 KINDS: dict[str, dict[str, Any]] = {
     "fsdp2": {"fsdp_version": 2, "auto_wrap_policy": "size_based_wrap", "min_num_params": 10},
@@ -71,7 +71,7 @@ class Trained:
         if kind != "plain":
             given["fsdp_plugin"] = FullyShardedDataParallelPlugin(**KINDS[kind], state_dict_type=layout)
         if kind.startswith("copies"):
-            given["parallelism_config"] = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
+            given["parallelism_config"] = ParallelismConfig(**COPIES)
         self.accelerator = Accelerator(cpu=True, **given)
         torch.manual_seed(seed)
         self.model: Any = Net()
@@ -82,10 +82,7 @@ class Trained:
         """Take some steps on the same batch on every rank, and return the losses."""
         losses = []
         for _ in range(steps):
-            loss = self.model(torch.arange(7)).square().mean()
-            self.accelerator.backward(loss)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            advance(loss := self.model(torch.arange(7)).square().mean(), self.optimizer, run=self.accelerator)
             losses.append(loss.item())
         return losses
 
@@ -103,34 +100,25 @@ class Trained:
         return found | {"lr": torch.tensor(moments["param_groups"][0]["lr"])}
 
 
-def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Compare two of these bit for bit."""
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
-def begin(kind: str, place: Path) -> None:
-    """Train, save, and note what was saved and the losses that follow."""
-    own = Trained(kind)
-    own.train(3)
-    own.accelerator.save_state(str(place / "0"))
-    before, losses = own.everything(), own.train(5)
-    if own.accelerator.is_main_process:
-        torch.save((before, losses), place / "expected.pt")
-
-
-def go_on(kind: str, place: Path, number: int) -> None:
-    """Load what the one before saved, compare, and save."""
+@world("ranks")
+def go_on(kind: str, place: Path, number: int, ranks: int) -> None:
+    """Load what the one before saved, compare, and save; the first notes what it saved and the losses that follow."""
     own = Trained(kind, seed=number)
-    if number % 2:
+    if number == 0:
+        own.train(3)
+    elif number % 2:
         own.train(1)
-    own.accelerator.load_state(str(place / str(number - 1)))
-    before, losses = torch.load(place / "expected.pt", weights_only=True)
-    assert_equal(own.everything(), before)
+    if number:
+        own.accelerator.load_state(str(place / str(number - 1)))
     own.accelerator.save_state(str(place / str(number)))
-    # A mean over three ranks of one value is not that value in every bit.
-    exact = own.accelerator.num_processes != 3
-    assert own.train(5) == (losses if exact else pytest.approx(losses, rel=1e-5))
+    found, losses = own.everything(), own.train(5)
+    if number == 0 and own.accelerator.is_main_process:
+        torch.save((found, losses), place / "expected.pt")
+    if number:
+        before, expected = torch.load(place / "expected.pt", weights_only=True)
+        assert_equal(found, before)
+        # A mean over three ranks of one value is not that value in every bit.
+        assert losses == (expected if ranks != 3 else pytest.approx(expected, rel=1e-5))
 
 
 CHAINS = {
@@ -146,9 +134,7 @@ CHAINS = {
 def test_a_run_goes_on_with_other_ranks_and_strategies(chain: str, tmp_path: Path) -> None:
     """Weights and moments are bit-equal on every number of ranks and under every strategy, and so are the losses."""
     for number, (kind, size) in enumerate(CHAINS[chain]):
-        work, given = (begin, (kind, tmp_path)) if number == 0 else (go_on, (kind, tmp_path, number))
-        failure = run(work, size, given)
-        assert failure is None, f"{kind} on {size}: {failure}"
+        go_on(kind=kind, place=tmp_path, number=number, ranks=size)
 
 
 def failure_of(own: Trained, place: Path) -> str:
@@ -338,9 +324,7 @@ def test_a_scaler_goes_on_at_its_scale(kind: str, tmp_path: Path) -> None:
 
     def step(accelerator: Accelerator, net: Any, optimizer: Any, factor: float) -> tuple[Any, ...]:
         loss = net(torch.ones(2, 3) + accelerator.process_index).float().square().sum()
-        accelerator.backward(loss * (factor if accelerator.is_main_process else 1.0))
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(loss * (factor if accelerator.is_main_process else 1.0), optimizer, run=accelerator)
         scale = accelerator.scaler.get_scale()  # type: ignore[union-attr]
         held = {name: local_part(p.detach()).clone() for name, p in net.named_parameters()}
         return optimizer.step_was_skipped, scale, held, loss.detach()
@@ -357,7 +341,8 @@ def test_a_scaler_goes_on_at_its_scale(kind: str, tmp_path: Path) -> None:
     assert first[0].scaler.get_scale() == 2.0**9  # type: ignore[union-attr]
 
 
-def save_local(place: Path, kind: str) -> None:
+@world(2)
+def _save_local(place: Path, kind: str) -> None:
     """Save what each rank holds, and load it on as many ranks."""
     own = Trained(kind, "LOCAL_STATE_DICT")
     own.train(2)
@@ -368,24 +353,20 @@ def save_local(place: Path, kind: str) -> None:
     assert_equal(own.everything(), before)
 
 
-def refuse_local(place: Path, kind: str, words: str) -> None:
+@world("ranks")
+def _refuse_local(place: Path, kind: str, words: str, ranks: int) -> None:
     """Load it elsewhere."""
     assert words in failure_of(Trained(kind), place)
 
 
 def test_pieces_of_ranks_are_bound_to_their_number(tmp_path: Path) -> None:
     """What each rank held is loaded by as many ranks of the same settings; others are told what to do."""
-    for work, size, given in (
-        (save_local, 2, (tmp_path / "ckpt", "fsdp1")),
-        (
-            refuse_local,
-            1,
-            (tmp_path / "ckpt", "fsdp1", "was saved by 2 ranks, each with its own part (LOCAL_STATE_DICT)"),
-        ),
-        (refuse_local, 2, (tmp_path / "ckpt", "fsdp2", "only FSDP version 1 on 2 ranks with the same settings")),
-    ):
-        failure = run(work, size, given)
-        assert failure is None, failure
+    place = tmp_path / "ckpt"
+    _save_local(place, "fsdp1")
+    words = "was saved by 2 ranks, each with its own part (LOCAL_STATE_DICT)"
+    _refuse_local(place=place, kind="fsdp1", words=words, ranks=1)
+    words = "only FSDP version 1 on 2 ranks with the same settings"
+    _refuse_local(place=place, kind="fsdp2", words=words, ranks=2)
 
 
 @world(2)

@@ -7,9 +7,9 @@ import os
 from typing import Any
 
 import pytest
-from torch.distributed.fsdp import FullStateDictConfig
+from several_ranks import COPIES, LAYERS, WHOLE, fsdp, split
 
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig
+from accel_core.plugins.parallelism import ParallelismConfig
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
 from accel_core.strategies.strategy import Strategy
@@ -17,18 +17,12 @@ from accel_parallel.fsdp1.strategy import FullyShardedWrapperStrategy
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
 from accel_parallel.plugin import FullyShardedDataParallelPlugin
+from accel_testing import world
 from accel_testing.conformance.strategy import Case, StrategyConformance
-from accel_testing.world import run
 
 if os.environ.get("ACCEL_TEST_STRATEGY_GRID") != "full":
     pytest.skip("takes minutes; set ACCEL_TEST_STRATEGY_GRID=full", allow_module_level=True)
 
-LAYERS: dict[str, Any] = {
-    "auto_wrap_policy": "size_based_wrap",
-    "min_num_params": 5,
-    "state_dict_type": "FULL_STATE_DICT",
-    "state_dict_config": FullStateDictConfig(offload_to_cpu=False, rank0_only=False),
-}
 GRID = [Case(*way) for way in itertools.product((1, 3), (False, True), (None, 0.05), (False, True))]
 FIRST = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 WAYS: dict[str, tuple[type[Strategy], dict[str, Any]]] = {
@@ -60,8 +54,11 @@ class Way(StrategyConformance):
     def arguments(self) -> dict[str, Any]:
         """Return a plugin, and axes where there are copies."""
         copies = "HYBRID" in self.name and ensure().size == 4
-        axes = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2) if copies else None
-        return {"fsdp_plugin": FullyShardedDataParallelPlugin(**LAYERS, **self.given), "parallelism_config": axes}
+        axes = ParallelismConfig(**COPIES) if copies else None
+        return {
+            "fsdp_plugin": FullyShardedDataParallelPlugin(**WHOLE, **LAYERS, **self.given),
+            "parallelism_config": axes,
+        }
 
 
 class Mesh(StrategyConformance):
@@ -73,13 +70,18 @@ class Mesh(StrategyConformance):
 
     def arguments(self) -> dict[str, Any]:
         """Return the axes with a plan, and a plugin where parameters are sharded."""
-        handler = TorchTensorParallelConfig(tp_plan={"0": "colwise", "2": "rowwise"})
-        plugin = {"fsdp_plugin": FullyShardedDataParallelPlugin(**LAYERS, fsdp_version=2)}
-        axes = ParallelismConfig(**self.sizes_of_axes, tp_handler=handler)  # type: ignore[arg-type]
+        plugin = {"fsdp_plugin": fsdp(**WHOLE, **LAYERS)}
+        axes = split({"0": "colwise", "2": "rowwise"}, **{"tp_size": 1} | self.sizes_of_axes)
         return {"parallelism_config": axes, **(plugin if "dp_shard_size" in self.sizes_of_axes else {})}
 
 
-def _on_each_rank(name: str) -> None:
+SIZES = [(name, size) for name in WAYS for size in (2, 4) if size == 4 or not name.startswith("FSDP2 HYBRID")]
+
+
+@pytest.mark.parametrize(("name", "size"), [*SIZES, *((name, 8) for name in MESHES)])
+@world("size", quiet=60)
+def test_equals_one_process(name: str, size: int) -> None:
+    """Weights and norms after every way to train, also on meshes of three axes, are those of one process."""
     way = Mesh(name) if name in MESHES else Way(name)
     for case in GRID:
         try:
@@ -88,14 +90,3 @@ def _on_each_rank(name: str) -> None:
             raise AssertionError(f"{name}, {case}: {failure}") from failure
         reset_all()
     way._trains_on_nothing()
-
-
-SIZES = [(name, size) for name in WAYS for size in (2, 4) if size == 4 or not name.startswith("FSDP2 HYBRID")]
-
-
-@pytest.mark.parametrize(("name", "size"), [*SIZES, *((name, 8) for name in MESHES)])
-def test_equals_one_process(name: str, size: int) -> None:
-    """Weights and norms after every way to train, also on meshes of three axes, are those of one process."""
-    failure = run(_on_each_rank, size, (name,), {}, quiet=60)
-    if failure is not None:
-        pytest.fail(failure, pytrace=False)

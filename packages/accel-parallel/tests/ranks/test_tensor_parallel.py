@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from several_ranks import LAYERS, WHOLE, fsdp, split
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullStateDictConfig
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -25,30 +25,13 @@ from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import load_model
 from accel_core.errors import ConfigurationError, PreparationError, StateError
 from accel_core.plugins.handlers import GradScalerKwargs
-from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelConfig, TorchTensorParallelPlugin
+from accel_core.plugins.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 from accel_core.process.world import ensure
 from accel_core.state import reset_all
-from accel_parallel import averaging as averages
 from accel_parallel.fsdp2.strategy import FullyShardStrategy
 from accel_parallel.mesh.strategy import MeshStrategy
-from accel_parallel.plugin import FullyShardedDataParallelPlugin
 from accel_testing import requires, world
-from accel_testing.conformance.strategy import Case, Refusal, StrategyConformance
-from accel_testing.world import run
-
-
-def plugin(**given: Any) -> FullyShardedDataParallelPlugin:
-    """Return a plugin of FSDP2 that gives every rank whole states, and shards each layer unless told otherwise."""
-    whole = FullStateDictConfig(offload_to_cpu=False, rank0_only=False)
-    layers = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 5}
-    return FullyShardedDataParallelPlugin(
-        fsdp_version=2, state_dict_type="FULL_STATE_DICT", state_dict_config=whole, **(layers | given)
-    )
-
-
-def axes(plan: Any, **sizes: int) -> ParallelismConfig:
-    """Return the axes of a mesh with a plan of tensor parallel."""
-    return ParallelismConfig(tp_size=2, tp_handler=TorchTensorParallelConfig(tp_plan=plan), **sizes)
+from accel_testing.conformance.strategy import Refusal, StrategyConformance
 
 
 class Split(StrategyConformance):
@@ -59,7 +42,7 @@ class Split(StrategyConformance):
 
     def arguments(self) -> dict[str, Any]:
         """Return the axes and the plan."""
-        return {"parallelism_config": axes(self.plan, dp_replicate_size=ensure().size // 2)}
+        return {"parallelism_config": split(self.plan, dp_replicate_size=ensure().size // 2)}
 
     def refusals(self) -> Sequence[Refusal]:
         """Return what cannot be split, and steps that nobody averaged."""
@@ -93,18 +76,13 @@ class Sharded(Split):
 
     def arguments(self) -> dict[str, Any]:
         """Return the axes, the plan and a plugin that shards each layer."""
-        return {"parallelism_config": axes(self.plan, dp_shard_size=2), "fsdp_plugin": plugin()}
+        return {"parallelism_config": split(self.plan, dp_shard_size=2), "fsdp_plugin": fsdp(**WHOLE, **LAYERS)}
 
 
-@world(2)
-def test_a_split_model_equals_one_process(tmp_path: Path) -> None:
-    """A model that is split over two ranks passes the whole suite."""
-    Split()._everything(tmp_path)
-
-
-@world(4)
-def test_a_split_model_beside_its_copy_equals_one_process(tmp_path: Path) -> None:
-    """Two copies of a model, each split over two ranks, pass the whole suite."""
+@pytest.mark.parametrize("ranks", [2, 4])
+@world("ranks")
+def test_a_split_model_equals_one_process(tmp_path: Path, ranks: int) -> None:
+    """A model that is split over two ranks, alone and beside its copy, passes the whole suite."""
     Split()._everything(tmp_path)
 
 
@@ -201,7 +179,7 @@ def test_norms_and_ties_train_as_in_one_process() -> None:
     expected, norms = plainly()
     for plan in ("auto", SEQUENCES):
         reset_all()
-        accelerator = Accelerator(cpu=True, parallelism_config=axes(plan))
+        accelerator = Accelerator(cpu=True, parallelism_config=split(plan))
         net = seeded()
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
         optimizer, net = accelerator.prepare(optimizer, net)
@@ -222,7 +200,7 @@ def test_split_models_are_compiled_and_compute_in_bf16() -> None:
     expected = float(loss_of(Norms()))
     for given, tolerance in (({"dynamo_backend": "eager"}, 1e-6), ({"mixed_precision": "bf16"}, 2e-2)):
         reset_all()
-        accelerator = Accelerator(cpu=True, parallelism_config=axes("auto"), **given)
+        accelerator = Accelerator(cpu=True, parallelism_config=split("auto"), **given)
         torch.manual_seed(3)
         net = Norms()
         net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
@@ -235,17 +213,16 @@ def test_split_models_are_compiled_and_compute_in_bf16() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=requires("torch:2.8"))])
+@world("ranks")
 def test_ranks_that_split_a_model_skip_a_step_together(ranks: int) -> None:
-    """In fp16 a split model, sharded or not, learns as in 32 bits; an overflow on one rank makes all skip a step."""
-    assert not run(skips_together, ranks)
+    """In fp16 a split model, sharded or not, learns as in 32 bits; an overflow on one rank makes all skip a step.
 
-
-def skips_together() -> None:
-    """Take four steps in fp16, the first with a scale that is too large, the third with an overflow on one rank."""
-    copies = ensure(cpu=True).size // 2
-    given: dict[str, Any] = {"parallelism_config": axes("auto", dp_shard_size=copies)}
+    Of four steps, the first has a scale that is too large, the third an overflow on one rank.
+    """
+    copies = ranks // 2
+    given: dict[str, Any] = {"parallelism_config": split("auto", dp_shard_size=copies)}
     if copies > 1:
-        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
+        given["fsdp_plugin"] = fsdp()
     torch.manual_seed(3)
     expected = float(loss_of(Norms()).detach())
     first = GradScalerKwargs(init_scale=2.0**60)
@@ -294,34 +271,16 @@ class Forgetful(ParallelStyle):
 def test_what_would_let_ranks_drift_apart_is_named() -> None:
     """A reduction that a plan lacks, and other data on some ranks, are errors before the first step, on every rank."""
     plan = {"blocks.*.up": Forgetful(), "blocks.*.down": "rowwise"}
-    net, accelerator = seeded(), Accelerator(cpu=True, parallelism_config=axes(plan))
+    net, accelerator = seeded(), Accelerator(cpu=True, parallelism_config=split(plan))
     net = accelerator.prepare(net)
     with pytest.raises(StateError, match=r"got different ones of .*blocks\.0\.norm\.weight"):
         accelerator.backward(net(tokens()).square().mean())
     reset_all()
-    net, accelerator = seeded(), Accelerator(cpu=True, parallelism_config=axes("auto"))
+    net, accelerator = seeded(), Accelerator(cpu=True, parallelism_config=split("auto"))
     net = accelerator.prepare(net)
     own = tokens() if accelerator.is_main_process else tokens() + 1 - 1 * (tokens() > 6)
     with pytest.raises(StateError, match="got different ones of the loss"):
         accelerator.backward(nn.functional.cross_entropy(net(own).flatten(0, 1), own.roll(1, 1).flatten()))
-
-
-@world(4)
-def test_copies_that_are_not_averaged_fail() -> None:
-    """The suite notices that the gradients of copies are not averaged."""
-    tests = Split()
-    accelerator = tests._accelerator()
-    assert accelerator.tensor_parallel_rank == accelerator.process_index % 2
-    assert accelerator.data_parallel_rank == accelerator.process_index // 2
-    averaging = accelerator._runtime.strategy.averaging  # type: ignore[attr-defined]
-    assert len(averaging._groups) == 1
-    reset_all()
-    original, averages.average = averages.average, lambda *_: None
-    try:
-        with pytest.raises(AssertionError, match=r"ranks hold different weights|not close"):
-            tests._equals_one_process(Case())
-    finally:
-        averages.average = original
 
 
 @world(2)
@@ -333,7 +292,7 @@ def test_models_that_arrive_split_are_taken_over() -> None:
     def arrived(ranks: list[int]) -> Any:
         return parallelize_module(seeded(), DeviceMesh("cpu", ranks), plan)
 
-    accelerator = Accelerator(cpu=True, parallelism_config=axes("auto"))
+    accelerator = Accelerator(cpu=True, parallelism_config=split("auto"))
     with pytest.raises(PreparationError, match=r"here \[0, 1\]; got blocks\.0\.up\.weight .* the ranks \[1, 0\]"):
         accelerator.prepare(arrived([1, 0]))
     packed = nn.Linear(4, 8)
@@ -349,7 +308,7 @@ def test_models_that_arrive_split_are_taken_over() -> None:
     torch.testing.assert_close(found, norms)
     torch.testing.assert_close(dict(accelerator.get_state_dict(net)), expected)
     reset_all()
-    accelerator = Accelerator(cpu=True, parallelism_config=axes(plan))
+    accelerator = Accelerator(cpu=True, parallelism_config=split(plan))
     with pytest.raises(PreparationError, match="which arrived split, and a tp_plan"):
         accelerator.prepare(arrived([0, 1]))
 
@@ -376,7 +335,7 @@ def test_a_run_with_dropout_goes_on_split(tmp_path: Path) -> None:
     accelerator.save_state(tmp_path / "whole")
     _one_more(accelerator, net, optimizer)
     torch.save(net.state_dict(), tmp_path / "expected")
-    assert not run(_with_dropout, 2, (tmp_path,))
+    _with_dropout(tmp_path)
 
 
 def _dropping(**given: Any) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer]:
@@ -392,8 +351,9 @@ def _one_more(accelerator: Accelerator, net: nn.Module, optimizer: torch.optim.O
     optimizer.step()
 
 
+@world(2)
 def _with_dropout(folder: Path) -> None:
-    accelerator, net, optimizer = _dropping(parallelism_config=axes({"0": "colwise", "2": "rowwise"}))
+    accelerator, net, optimizer = _dropping(parallelism_config=split({"0": "colwise", "2": "rowwise"}))
     accelerator.load_state(folder / "whole")
     _one_more(accelerator, net, optimizer)
     expected = torch.load(folder / "expected", weights_only=True)
@@ -404,12 +364,12 @@ def _with_dropout(folder: Path) -> None:
 def test_a_run_goes_on_with_another_mesh(tmp_path: Path) -> None:
     """Split, whole, sharded, split and sharded, split again: weights are those of a run that was never stopped."""
     expected, _ = plainly(10)
-    assert not run(_goes_on, 2, (tmp_path, "none", "split", "tp"))
+    world(2)(_goes_on)(tmp_path, "none", "split", "tp")
     assert {"pytorch_model_fsdp_0", "optimizer_0"} <= {path.name for path in (tmp_path / "split").iterdir()}
     _goes_on(tmp_path, "split", "whole", "")
-    assert not run(_goes_on, 2, (tmp_path, "whole", "sharded", "fsdp"))
-    assert not run(_goes_on, 4, (tmp_path, "sharded", "both", "fsdp and tp"))
-    assert not run(_goes_on, 2, (tmp_path, "both", "last", "tp"))
+    world(2)(_goes_on)(tmp_path, "whole", "sharded", "fsdp")
+    world(4)(_goes_on)(tmp_path, "sharded", "both", "fsdp and tp")
+    world(2)(_goes_on)(tmp_path, "both", "last", "tp")
     reset_all()
     accelerator = Accelerator(cpu=True)
     net = accelerator.prepare(seeded())
@@ -421,9 +381,9 @@ def _goes_on(folder: Path, before: str, after: str, how: str) -> None:
     """Load a checkpoint, take two steps with other weights in place until then, and save."""
     given: dict[str, Any] = {}
     if "tp" in how:
-        given["parallelism_config"] = axes("auto", dp_shard_size=2 if "fsdp" in how else 1)
+        given["parallelism_config"] = split("auto", dp_shard_size=2 if "fsdp" in how else 1)
     if "fsdp" in how:
-        given["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)
+        given["fsdp_plugin"] = fsdp()
     accelerator = Accelerator(cpu=True, **given)
     torch.manual_seed(3 if before == "none" else 4)
     net: Any = Norms().double()

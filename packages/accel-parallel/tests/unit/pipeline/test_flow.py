@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from several_ranks import Block, Net
 from torch import nn
 
 from accel_core.errors import PreparationError, TorchVersionError
@@ -25,37 +26,9 @@ pytestmark = requires("torch:2.13")  # pipelines
 CPU = torch.device("cpu")
 
 
-class Block(nn.Module):
-    """A layer that adds to its input."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.layer = nn.Linear(width, width)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Add something."""
-        return values + torch.tanh(self.layer(values))
-
-
-class Net(nn.Module):
-    """Blocks between a layer in and a layer out; what runs the blocks, a test may exchange."""
-
-    def __init__(self, count: int = 4) -> None:
-        super().__init__()
-        self.enter = nn.Linear(3, 8)
-        self.blocks = nn.ModuleList(Block() for _ in range(count))
-        self.leave = nn.Linear(8, 1)
-
-    def run(self, values: torch.Tensor) -> torch.Tensor:
-        """Run the blocks."""
-        for block in self.blocks:
-            values = block(values)
-        return values
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a number for each row."""
-        found: torch.Tensor = self.leave(self.run(self.enter(values)))
-        return found
+def net(count: int = 4, kind: type[Net] = Net) -> Net:
+    """Return blocks between a layer in and a layer out; what runs the blocks, a kind may exchange."""
+    return kind(entry=3, width=8, out=1, count=count)
 
 
 def flow_of(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
@@ -66,7 +39,7 @@ def flow_of(model: nn.Module, *args: Any, **kwargs: Any) -> Flow:
 
 def test_blocks_of_a_plain_model_need_what_stands_before_them() -> None:
     """The layer in is needed by the first block, each block's output by the next, the layer out by the end."""
-    model = Net()
+    model = net()
     values = model(torch.ones(2, 3)).detach()
     flow = flow_of(model, torch.ones(2, 3))
     assert flow.needs[0] == {"enter.weight", "enter.bias"}
@@ -156,9 +129,8 @@ class Remembers(Block):
 class Records(Net):
     """Adds up what its blocks keep."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Remembers() for _ in range(4))
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given, block=Remembers)
 
     def run(self, values: torch.Tensor) -> torch.Tensor:
         """Run the blocks, and add what the first one kept."""
@@ -185,7 +157,7 @@ class Wrapped(Net):
 )
 def test_a_model_that_cannot_be_cut_is_refused_by_name(kind: type[Net], words: str) -> None:
     """What a pipeline cannot run is named, and the model computes as before."""
-    model = kind()
+    model = net(kind=kind)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(PreparationError, match=words):
         flow_of(model, torch.ones(2, 3))
@@ -203,7 +175,7 @@ def test_a_run_without_pipelines_imports_nothing_of_them() -> None:
 
 def test_stages_balance_bytes_or_follow_the_user() -> None:
     """A large head takes blocks from the last stage; `split` decides by hand; V-shaped schedules fold back."""
-    model = Net(6)
+    model = net(6)
     model.leave = nn.Linear(8, 27)
     assert lay_out(model, PipelineKwargs(), 2).starts == (0, 4)
     model.leave = nn.Linear(8, 1)
@@ -217,13 +189,13 @@ def test_stages_balance_bytes_or_follow_the_user() -> None:
     ("model", "settings", "words"),
     [
         (nn.Linear(2, 2), PipelineKwargs(), "which has none"),
-        (Net(1), PipelineKwargs(), "which has none"),
-        (Net(3), PipelineKwargs("dualpipev"), "3 blocks in Net for 4 stages"),
-        (Net(), PipelineKwargs(split=["blocks.9"]), "blocks.9"),
-        (Net(), PipelineKwargs(split=["blocks.1", "blocks.2"]), "2 stages on 2 ranks; got 3"),
-        (Net(), PipelineKwargs(microbatches=1), "2 micro-batches or more.*got microbatches=1"),
-        (Net(), PipelineKwargs("dualpipev", 3), "4 micro-batches or more"),
-        (Net(), PipelineKwargs("interleaved_1f1b", 5), "microbatches=5 for 4 stages"),
+        (net(1), PipelineKwargs(), "which has none"),
+        (net(3), PipelineKwargs("dualpipev"), "3 blocks in Net for 4 stages"),
+        (net(), PipelineKwargs(split=["blocks.9"]), "blocks.9"),
+        (net(), PipelineKwargs(split=["blocks.1", "blocks.2"]), "2 stages on 2 ranks; got 3"),
+        (net(), PipelineKwargs(microbatches=1), "2 micro-batches or more.*got microbatches=1"),
+        (net(), PipelineKwargs("dualpipev", 3), "4 micro-batches or more"),
+        (net(), PipelineKwargs("interleaved_1f1b", 5), "microbatches=5 for 4 stages"),
         (nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)), PipelineKwargs(), "whole batch"),
     ],
 )

@@ -1,41 +1,34 @@
 """What the tests of accel-launch share: the real command in a real process."""
 
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from accel_launch.cli import main
 from accel_launch.commands.launch import launch_command_parser
 from accel_launch.commands.start import settings_from
 from accel_launch.settings.resolve import Settings
-from accel_testing import limits
 from accel_testing.guards import *  # noqa: F403
-from accel_testing.programs import ProgramAndRanks
-
-Accel = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 _OF_GLOO = re.compile(r".*(\[Gloo\]|peer ranks|is connected to).*|[\d\s]*")
 
 
 @pytest.fixture
-def accel(tmp_path: Path, variables: dict[str, str]) -> Accel:
-    """Run `accel WORDS…` in an empty folder, without the settings of the machine that tests.
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run `accel WORDS…` in this process, and return what it printed; it ends with a status, 0 by default."""
 
-    The command and the ranks that it starts are forked with torch loaded; with `forked=False` they are processes as
-    every user's.
-    """
-
-    def run(
-        *words: str, more: Mapping[str, str] | None = None, quiet: float = 6, forked: bool = True
-    ) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "accel_launch", *words]
-        environment = {**variables, **(more or {})}
-        options = {"quiet": quiet, "cwd": tmp_path, "env": environment, "stdin": subprocess.DEVNULL}
-        return limits.run(command, started_by=ProgramAndRanks if forked else subprocess.Popen, **options)
+    def run(*words: str, status: int = 0) -> Any:
+        capsys.readouterr()
+        try:
+            ended: Any = main(list(words))
+        except SystemExit as leaving:
+            ended = leaving.code
+        printed = capsys.readouterr()
+        assert ended == status, printed.err
+        return printed
 
     return run
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from accel_testing import limits
+from accel_testing.network import ip, why_no_networks
 
 __all__ = ["SlurmCluster", "why_not"]
 
@@ -48,9 +49,7 @@ def why_not() -> str:
     missing = [name for name in ("ip", "unshare", "munged", "slurmctld", "slurmd") if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} of Debian's iproute2, munge and slurm-wlm not installed"
-    made = subprocess.run(["ip", "netns", "add", f"slurm-{os.getpid()}"], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "del", f"slurm-{os.getpid()}"], capture_output=True, check=False)
-    return "" if made.returncode == 0 else "this machine allows no network namespaces"
+    return why_no_networks()
 
 
 class SlurmCluster:
@@ -139,9 +138,6 @@ class SlurmCluster:
         return [int(pid) for pid in subprocess.run(words, capture_output=True, text=True, check=False).stdout.split()]
 
     def _connect(self) -> None:
-        def ip(*words: str) -> None:
-            subprocess.run(["ip", *words], check=True, capture_output=True)
-
         login = self._namespace("login")
         for node in NODES:
             ip("netns", "add", self._namespace(node))

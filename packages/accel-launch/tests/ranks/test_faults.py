@@ -34,8 +34,7 @@ def test_full_disk_of_the_logs_does_not_stop_the_run(accel, script, tmp_path: Pa
     for rank in range(ranks):
         for stream in ("stdout", "stderr"):
             (tmp_path / "logs" / f"rank{rank}.{stream}.log").symlink_to(FULL)
-    done = accel("launch", "--cpu", "--num-processes", str(ranks), "--log-dir", "logs", script(CHATTY))
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = accel("launch", "--cpu", "--num-processes", str(ranks), "--log-dir", "logs", script(CHATTY), status=0)
     assert all((tmp_path / f"done{rank}").exists() for rank in range(ranks))
     assert done.stdout.count("o") == ranks * 64 * 4096
     assert done.stderr.count("No space left on device") == 2 * ranks
@@ -57,13 +56,8 @@ def deaf(tmp_path: Path, variables: dict[str, str]) -> Callable[[int], "subproce
 
     def start(ranks: int) -> "subprocess.Popen[str]":
         (tmp_path / "deaf.py").write_text(DEAF)
-        process = subprocess.Popen(
-            [*LAUNCH, "--num-processes", str(ranks), "deaf.py"],
-            cwd=tmp_path,
-            env=variables,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        words = [*LAUNCH, "--num-processes", str(ranks), "deaf.py"]
+        process = subprocess.Popen(words, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
         files = [tmp_path / f"pid{rank}" for rank in range(ranks)]
         assert limits.wait_until(lambda: all(file.exists() and file.read_text() for file in files))
         return process
@@ -98,8 +92,9 @@ def without_warnings_of_torch(errors: str) -> list[str]:
 def test_log_folder_that_cannot_be_made(accel, script, tmp_path: Path, folder: str, why: str, ranks: str) -> None:
     """A log folder that is a file, or whose name is too long, is refused in one line before anything starts."""
     (tmp_path / "taken").write_text("mine")
-    done = accel("launch", "--cpu", "--num-processes", ranks, "--log-dir", folder, script("open('ran', 'w').close()"))
-    assert done.returncode == 2
+    done = accel(
+        "launch", "--cpu", "--num-processes", ranks, "--log-dir", folder, script("open('ran', 'w').close()"), status=2
+    )
     (line,) = without_warnings_of_torch(done.stderr)
     assert why in line
     assert "--log-dir" in line
@@ -117,8 +112,7 @@ def test_program_that_cannot_be_started(accel, tmp_path: Path, program: str, why
     (tmp_path / "plain").write_text("#!/bin/sh\n")
     (tmp_path / "text").write_bytes(b"\x7fnothing that runs")
     (tmp_path / "text").chmod(0o755)
-    done = accel("launch", "--cpu", "--num-processes", ranks, "--no-python", program)
-    assert done.returncode == 1
+    done = accel("launch", "--cpu", "--num-processes", ranks, "--no-python", program, status=1)
     (line,) = without_warnings_of_torch(done.stderr)
     assert f"{program!r} gives: {why}" in line
 
@@ -143,12 +137,10 @@ def test_logs_go_on_after_a_restart(accel, script, tmp_path: Path) -> None:
         "import os, sys\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('attempt ' + attempt)\n"
         "sys.exit(attempt == '0')\n"
     )
-    done = accel("launch", "--cpu", "--num-processes", "2", "--max-restarts", "1", "--log-dir", "logs", name)
-    assert done.returncode == 0, done.stderr
+    accel("launch", "--cpu", "--num-processes", "2", "--max-restarts", "1", "--log-dir", "logs", name, status=0)
     assert (tmp_path / "logs" / "rank1.stdout.log").read_text() == "attempt 0\nattempt 1\n"
-    assert sorted(os.listdir(tmp_path / "logs")) == [
-        f"rank{rank}.{stream}.log" for rank in range(2) for stream in ("stderr", "stdout")
-    ]
+    names = [f"rank{rank}.{stream}.log" for rank in range(2) for stream in ("stderr", "stdout")]
+    assert sorted(os.listdir(tmp_path / "logs")) == names
 
 
 HUNGRY = """
@@ -181,8 +173,7 @@ remember(4096)
 def test_a_rank_without_memory_tells_what_held_it(accel, script, tmp_path: Path) -> None:
     """Below the traceback of a rank whose memory is full, weights, gradients, state and tensors stand with names."""
     options = ("--cpu", "--num-processes", "2", "--log-dir", "logs", "--all-frames")
-    done = accel("launch", *options, script(HUNGRY), quiet=20)
-    assert done.returncode == 1
+    done = accel("launch", *options, script(HUNGRY), quiet=20, status=1)
     record = json.loads((tmp_path / "logs" / "failure.json").read_text())
     _, told = (rank["traceback"] for rank in record["ranks"])
     assert told in done.stderr

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # document
 
 from accel_core.host.ports import get_free_port
 from accel_testing import limits
+from accel_testing.network import DEVICE, two_machines
 from accel_testing.programs import ProgramAndRanks
 
 TRAIN = """
@@ -41,75 +42,28 @@ dist.destroy_process_group()
 """
 
 
-def namespaces_allowed() -> bool:
-    """Try to make a network namespace."""
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        return False
-    made = (
-        subprocess.run(["ip", "netns", "add", f"accel-{os.getpid()}"], capture_output=True, check=False).returncode == 0
-    )
-    if made:
-        subprocess.run(["ip", "netns", "del", f"accel-{os.getpid()}"], capture_output=True, check=False)
-    return made
-
-
 @pytest.fixture
-def machines() -> Iterator[tuple[str, str]]:
-    """Make two network namespaces that see one another as 10.77.0.1 and 10.77.0.2."""
-    if not namespaces_allowed():
-        pytest.skip("network namespaces need root and iproute2")
-    names = (f"accel-{os.getpid()}-a", f"accel-{os.getpid()}-b")
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", "accel-va", "netns", names[0], "type", "veth", "peer", "name", "accel-vb", "netns", names[1])
-        for name, device, address in zip(names, ("accel-va", "accel-vb"), ("10.77.0.1", "10.77.0.2"), strict=True):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", device)
-            ip("-n", name, "link", "set", device, "up")
-            ip("-n", name, "link", "set", "lo", "up")
+def machines() -> Iterator[list[str]]:
+    """Make two machines that see one another as 10.77.0.1 and 10.77.0.2."""
+    with two_machines("10.77.0.1", "10.77.0.2") as names:
         yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 @pytest.mark.full("a whole training")
-def test_killed_machine_and_resumed_run(machines: tuple[str, str], tmp_path: Path, variables: dict[str, str]) -> None:
+def test_killed_machine_and_resumed_run(machines: list[str], tmp_path: Path, variables: dict[str, str]) -> None:
     """Machine 1 is killed in the middle; machine 0 goes on alone from the last state to the end."""
     (tmp_path / "train.py").write_text(TRAIN)
-    words = [
-        "launch",
-        "--cpu",
-        "--nproc-per-node",
-        "1",
-        "--nnodes",
-        "1:2",
-        "--rdzv-backend",
-        "c10d",
-        "--max-restarts",
-        "3",
-    ]
-    words += [
-        "--main-process-ip",
-        "10.77.0.1",
-        "--main-process-port",
-        "29555",
-        "--rdzv-conf",
-        "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=2",
-    ]
+    words = ["launch", "--cpu", "--nproc-per-node", "1", "--nnodes", "1:2", "--max-restarts", "3"]
+    words += ["--main-process-ip", "10.77.0.1", "--main-process-port", "29555", "--rdzv-backend", "c10d"]
+    words += ["--rdzv-conf", "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=2"]
     running = []
-    for rank, (name, device) in enumerate(zip(machines, ("accel-va", "accel-vb"), strict=True)):
+    for rank, name in enumerate(machines):
         line = ["ip", "netns", "exec", name, sys.executable, "-m", "accel_launch", *words]
         line += ["--machine-rank", str(rank), "train.py"]
-        environment = {**variables, "GLOO_SOCKET_IFNAME": device, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
+        environment = {**variables, "GLOO_SOCKET_IFNAME": DEVICE, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0"}
         with (tmp_path / f"machine{rank}").open("w") as said:
-            running.append(
-                subprocess.Popen(line, cwd=tmp_path, env=environment, stdout=said, stderr=said, start_new_session=True)
-            )
+            options = {"cwd": tmp_path, "env": environment, "stdout": said, "stderr": said, "start_new_session": True}
+            running.append(subprocess.Popen(line, **options))
     log = tmp_path / "log"
     try:
         # On a busy machine 1 may come late; then machine 0 begins alone, and both go on from its last state.
@@ -183,6 +137,17 @@ class Machines:
         return process
 
 
+@pytest.fixture
+def all_print(printed) -> Callable[..., None]:
+    """Wait for launchers that end well, each of which prints the same lines."""
+
+    def check(processes: list["subprocess.Popen[str]"], *lines: str) -> None:
+        for status, output, errors in list(map(ended, processes)):
+            assert (status, printed(output)) == (0, list(lines)), errors
+
+    return check
+
+
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     """Wait for a launcher, and return its status and what it wrote."""
     output, errors = limits.communicate(process, quiet=9)
@@ -198,17 +163,16 @@ def test_machine_that_never_comes_is_named(tmp_path: Path, variables: dict[str, 
         assert "Traceback" not in errors
 
 
-def test_machine_that_comes_late_takes_part(tmp_path: Path, variables: dict[str, str], printed) -> None:
+def test_machine_that_comes_late_takes_part(tmp_path: Path, variables: dict[str, str], all_print) -> None:
     """Machine 1 begins to wait before machine 0 is there, and both train."""
     run = Machines(tmp_path, variables)
     second = run.start(1)
     assert second.stderr is not None
     assert "waiting for machine 0" in second.stderr.readline()
-    for status, output, errors in map(ended, [run.start(0), second]):
-        assert (status, printed(output)) == (0, ["sum 2 127.0.0.1"]), errors
+    all_print([run.start(0), second], "sum 2 127.0.0.1")
 
 
-def test_machine_of_another_run_disturbs_none(tmp_path: Path, variables: dict[str, str], printed) -> None:
+def test_machine_of_another_run_disturbs_none(tmp_path: Path, variables: dict[str, str], all_print) -> None:
     """A launcher with the number of another is refused by name, as is a second machine 0; the first run goes on."""
     run = Machines(tmp_path, variables, number=3)
     first, second = run.start(0), run.start(1)
@@ -222,25 +186,21 @@ def test_machine_of_another_run_disturbs_none(tmp_path: Path, variables: dict[st
         status, output, errors = ended(run.start(rank))
         assert (status, output) == (1, "")
         assert message in errors
-    for status, output, errors in map(ended, [first, second, run.start(2)]):
-        assert (status, printed(output)) == (0, ["sum 3 127.0.0.1"]), errors
+    all_print([first, second, run.start(2)], "sum 3 127.0.0.1")
 
 
-def test_two_runs_share_a_machine(tmp_path: Path, variables: dict[str, str], printed) -> None:
+def test_two_runs_share_a_machine(tmp_path: Path, variables: dict[str, str], all_print) -> None:
     """Two runs of two machines at the same address, each with its own port, train apart."""
     runs = [Machines(tmp_path, variables), Machines(tmp_path, variables)]
-    started = [run.start(rank) for rank in (0, 1) for run in runs]
-    for status, output, errors in list(map(ended, started)):
-        assert (status, printed(output)) == (0, ["sum 2 127.0.0.1"]), errors
+    all_print([run.start(rank) for rank in (0, 1) for run in runs], "sum 2 127.0.0.1")
 
 
 @pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_two_machines_start_again(tmp_path: Path, variables: dict[str, str], printed, backend: str) -> None:
+def test_two_machines_start_again(tmp_path: Path, variables: dict[str, str], all_print, backend: str) -> None:
     """Ranks on two machines that are started again find one another, and not the addresses of those that ended."""
     options = ("--max-restarts", "1", "--rdzv-backend", backend)
     run = Machines(tmp_path, variables, options=options, words=("once",))
-    for status, output, errors in map(ended, [run.start(0), run.start(1)]):
-        assert (status, printed(output)) == (0, ["sum 2 127.0.0.1"] * 2), errors
+    all_print([run.start(0), run.start(1)], *["sum 2 127.0.0.1"] * 2)
 
 
 def test_failure_on_one_machine_ends_the_other(tmp_path: Path, variables: dict[str, str], printed) -> None:
@@ -270,28 +230,19 @@ def test_machines_agree_on_what_failed_first(tmp_path: Path, variables: dict[str
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
-def test_main_address_of_version_6(tmp_path: Path, variables: dict[str, str], printed) -> None:
+def test_main_address_of_version_6(tmp_path: Path, variables: dict[str, str], all_print) -> None:
     """Machines meet at an IPv6 address."""
     run = Machines(tmp_path, variables, address="::1")
-    for status, output, errors in map(ended, [run.start(0), run.start(1)]):
-        assert (status, printed(output)) == (0, ["sum 2 ::1"]), errors
+    all_print([run.start(0), run.start(1)], "sum 2 ::1")
 
 
-@pytest.mark.skipif(not namespaces_allowed(), reason="network namespaces need root and iproute2")
-def test_name_with_several_addresses(tmp_path: Path, variables: dict[str, str], printed) -> None:
+def test_name_with_several_addresses(machines: list[str], tmp_path: Path, variables, all_print) -> None:
     """Machines meet under a name whose first address cannot be reached."""
     (tmp_path / "hosts").write_text("203.0.113.1 several\n127.0.0.1 several localhost\n")
-    name = f"accel-{os.getpid()}-several"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    try:
-        subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)
-        inside = f'mount --bind {tmp_path}/hosts /etc/hosts && exec "$@"'
-        before = ("ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", inside, "sh")
-        run = Machines(tmp_path, variables, address="several", before=before)
-        for status, output, errors in map(ended, [run.start(0), run.start(1)]):
-            assert (status, printed(output)) == (0, ["sum 2 several"]), errors
-    finally:
-        subprocess.run(["ip", "netns", "del", name], check=True)
+    inside = f'mount --bind {tmp_path}/hosts /etc/hosts && exec "$@"'
+    before = ("ip", "netns", "exec", machines[0], "unshare", "--mount", "sh", "-c", inside, "sh")
+    run = Machines(tmp_path, variables, address="several", before=before)
+    all_print([run.start(0), run.start(1)], "sum 2 several")
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="mpirun is not installed")
@@ -314,6 +265,5 @@ def test_mpi_starts_ranks_that_reduce(accel, script, tmp_path: Path, printed) ->
     }
     words = ["--cpu", "--mpirun-hostfile", "hosts", "--num-processes", "2", "--mixed-precision", "bf16"]
     words += ["--main-process-port", str(get_free_port()), name]
-    done = accel("launch", *words, more=allowed)
-    assert done.returncode == 0, done.stderr
+    done = accel("launch", *words, more=allowed, status=0)
     assert sorted(printed(done.stdout)) == ["0 of 2 3 bf16", "1 of 2 3 bf16"]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,10 +30,15 @@ def fail():
 """
 
 
-def run(tmp_path: Path, variables: dict[str, str], source: str) -> "subprocess.CompletedProcess[str]":
-    """Run a script that uses the launchers."""
-    (tmp_path / "cells.py").write_text(f"{GATHER}\nfrom accel_launch.notebook import *\n{source}")
-    return limits.run([sys.executable, "cells.py"], cwd=tmp_path, env=variables, quiet=9)
+@pytest.fixture
+def run(tmp_path: Path, variables: dict[str, str]) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Return what runs a script that uses the launchers, and ends well unless `check` says otherwise."""
+
+    def run(source: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+        (tmp_path / "cells.py").write_text(f"{GATHER}\nfrom accel_launch.notebook import *\n{source}")
+        return limits.run([sys.executable, "cells.py"], cwd=tmp_path, env=variables, quiet=9, check=check)
+
+    return run
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -49,9 +55,7 @@ def test_a_function_that_was_called_already_is_refused(processes: int) -> None:
         ("debug_launcher", "num_processes=2", "[5, 6] no"),
     ],
 )
-def test_two_processes_succeed_and_fail(
-    tmp_path: Path, variables: dict[str, str], printed, launcher: str, words: str, expected: str
-) -> None:
+def test_two_processes_succeed_and_fail(tmp_path: Path, run, printed, launcher: str, words: str, expected: str) -> None:
     """Two ranks gather together; where one raises, the launch ends with its one traceback, as torch's error and ours.
 
     Ranks that lose their partner fail too, most often seen first by torch; what is told is the cause.
@@ -70,7 +74,7 @@ def test_two_processes_succeed_and_fail(
         "    print(error)\n"
         f"{launcher}(partner, num_processes=2)\n"
     )
-    done = run(tmp_path, variables, source)
+    done = run(source, check=False)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == [expected] * 2, done.stderr
     shown = "\n".join(printed(done.stdout))
     assert shown.startswith("Rank 1 failed first")
@@ -91,7 +95,7 @@ def test_one_process_takes_the_device_that_is_there(monkeypatch: pytest.MonkeyPa
     assert seen == [None]
 
 
-def test_state_that_a_forked_rank_reset_says_so(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_state_that_a_forked_rank_reset_says_so(tmp_path: Path, run) -> None:
     """Under `debug_launcher` the old object has no facts and waits for nobody; the next one knows both ranks."""
     source = (
         "def reset():\n    import os\n    from accel_core.state import PartialState\n"
@@ -103,14 +107,13 @@ def test_state_that_a_forked_rank_reset_says_so(tmp_path: Path, variables: dict[
         "    open('said' + os.environ['RANK'], 'w').write(f'{missed} {new.num_processes} {old.process_index}')\n"
         "debug_launcher(reset, num_processes=2)\n"
     )
-    done = run(tmp_path, variables, source)
-    assert done.returncode == 0, done.stderr
+    run(source)
     for rank in range(2):
         expected = f"['process_index', 'distributed_type', 'distributed_type'] 2 {rank}"
         assert (tmp_path / f"said{rank}").read_text() == expected
 
 
-def test_restarted_ranks_do_not_look_for_those_that_ended(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_restarted_ranks_do_not_look_for_those_that_ended(tmp_path: Path, run) -> None:
     """After a failure all ranks are started again, find one another, and what went wrong was said; signals are back."""
     source = (
         "def once():\n    import os, torch\n    from accel_core.accelerator import Accelerator\n"
@@ -123,14 +126,13 @@ def test_restarted_ranks_do_not_look_for_those_that_ended(tmp_path: Path, variab
         "notebook_launcher(once, num_processes=3, max_restarts=1)\n"
         "assert signal.getsignal(signal.SIGINT) is before\n"
     )
-    done = run(tmp_path, variables, source)
-    assert done.returncode == 0, done.stderr
+    done = run(source)
     assert [(tmp_path / f"again{rank}").read_text() for rank in range(3)] == ["1"] * 3
     assert "Rank 1 failed first" in done.stderr
     assert "ValueError: only once" in done.stderr
 
 
-def test_what_came_before_the_processes_is_refused(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_what_came_before_the_processes_is_refused(run) -> None:
     """An Accelerator that was made before processes are forked is refused, and so are numbers that are not valid."""
     source = (
         "from accel_core.errors import ConfigurationError, StateError\n"
@@ -141,8 +143,7 @@ def test_what_came_before_the_processes_is_refused(tmp_path: Path, variables: di
         "try: notebook_launcher(train, (0,), num_processes=2)\n"
         "except ValueError as error: print(isinstance(error, StateError), error)\n"
     )
-    done = run(tmp_path, variables, source)
-    assert done.returncode == 0, done.stderr
+    done = run(source)
     assert done.stdout.count("refused") == 3, done.stderr
     assert "True Processes are started before any Accelerator is made; one was made in this notebook" in done.stdout
 

@@ -172,11 +172,16 @@ class Login:
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         return subprocess.Popen(command, cwd=self.folder, env=self._variables, text=True, preexec_fn=restore, **pipes)
 
-    def run(self, *words: str, quiet: float = 30, machines: int = 2) -> tuple[int, str]:
-        """Run a run, and return its status and outputs."""
-        process = self.start(*words, machines=machines)
+    def run(self, *words: str, quiet: float = 30, machines: int = 2, status: int = 0) -> str:
+        """Run a run that ends with a status, and return its outputs."""
+        return self.end(self.start(*words, machines=machines), status, quiet)
+
+    def end(self, process: "subprocess.Popen[str]", status: int, quiet: float = 30) -> str:
+        """Wait for a run that ends with a status, and return its outputs."""
         output, _ = limits.communicate(process, quiet=quiet)
-        return process.returncode, output
+        sys.stdout.write(output)
+        assert process.returncode == status, output
+        return output
 
     def going(self, process: "subprocess.Popen[str]") -> None:
         """Wait until the ranks of LOOP compute together."""
@@ -203,8 +208,7 @@ def login(started: RayCluster, tmp_path: Path, variables: dict[str, str]) -> Log
 def test_ranks_find_each_other(login: Login, sent: bool) -> None:
     """Four ranks on two machines reduce together, in the folder or in a copy of it, with the caller's variables."""
     words = ["--ray", "working_dir=."] * sent
-    status, output = login.run("--cpu", *words, "sum.py")
-    assert status == 0, output
+    output = login.run("--cpu", *words, "sum.py")
     lines = sorted(line for line in output.splitlines() if " of 4 10 " in line)
     for rank, line in enumerate(lines):
         assert line.startswith(f"[rank{rank}]: of 4 10 {login.mark.partition('=')[2]} 1 "), output
@@ -214,8 +218,7 @@ def test_ranks_find_each_other(login: Login, sent: bool) -> None:
 
 def test_failure_names_machine_and_rank(login: Login) -> None:
     """The report shows the traceback of the first failure once, and the last line names its rank and machine."""
-    status, output = login.run("--cpu", "loop.py", "raise")
-    assert status == 1, output
+    output = login.run("--cpu", "loop.py", "raise", status=1)
     assert output.count('raise ValueError("boom")') == 1, output
     last = output.strip().splitlines()[-1]
     assert last.startswith("accel launch: rank 2 on machine 1 ("), output
@@ -225,9 +228,7 @@ def test_failure_names_machine_and_rank(login: Login) -> None:
 
 def test_killed_rank_is_restarted(login: Login) -> None:
     """The example loses a rank, starts again on all machines, and reaches its accuracy, which it checks itself."""
-    status, output = login.run("--cpu", "--max-restarts", "1", "killed.py", "--folder", "out", quiet=60)
-    sys.stdout.write(output)
-    assert status == 0, output
+    output = login.run("--cpu", "--max-restarts", "1", "killed.py", "--folder", "out", quiet=60)
     assert (login.folder / "killed").exists()
     again = r"accel launch: rank 3 on machine 1 \(.*\) failed first: killed by SIGKILL; all machines start again"
     assert re.search(rf"{again} \(restart 1 of 1\)", output), output
@@ -245,10 +246,9 @@ def test_lost_machine_is_named(login: Login, lost: str) -> None:
     else:
         (launcher,) = (pid for pid in _marked(login.mark) if b"--machine-rank=1" in _words(pid) and _is_first(pid))
         os.kill(_parent(launcher), signal.SIGKILL)
-    output, _ = limits.communicate(process, quiet=30)
+    output = login.end(process, 1)
     ended, emptied = time.monotonic() - begun, login.seconds_to_empty(begun)
-    sys.stdout.write(f"{output}command ended after {ended:.1f} s, no process after {emptied:.1f} s\n")
-    assert process.returncode == 1, output
+    sys.stdout.write(f"command ended after {ended:.1f} s, no process after {emptied:.1f} s\n")
     last = output.strip().splitlines()[-1]
     assert re.fullmatch(r"accel launch: machine \d \(.*\) does not answer", last), output
     assert max(ended, emptied) < 20 * limits.slowness()
@@ -261,9 +261,7 @@ def test_lost_machine_is_replaced(login: Login) -> None:
     login.going(process)
     (login.folder / "lost").touch()
     login.cluster.kill_one_of(login.mark)
-    output, _ = limits.communicate(process, quiet=60)
-    sys.stdout.write(output)
-    assert process.returncode == 0, output
+    output = login.end(process, 0, quiet=60)
     assert re.search(r"machine \d \(.*\) does not answer; all machines start again \(restart 1 of 1\)", output), output
 
 
@@ -287,27 +285,25 @@ def test_end_of_the_command_ends_the_run(login: Login, number: signal.Signals) -
     login.going(process)
     begun = time.monotonic()
     process.send_signal(number)
-    output, _ = limits.communicate(process, quiet=30)
-    assert process.returncode == (130 if number == signal.SIGINT else -number), output
-    sys.stdout.write(f"{output}no process after {login.seconds_to_empty(begun):.1f} s\n")
+    login.end(process, 130 if number == signal.SIGINT else -number)
+    sys.stdout.write(f"no process after {login.seconds_to_empty(begun):.1f} s\n")
 
 
 def test_what_the_cluster_lacks_is_named(login: Login, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Machines, GPUs, a script in a folder that was sent without it, and a cluster that does not answer."""
     limit = ["--rdzv-conf", "timeout=1"]
-    status, output = login.run("--cpu", *limit, "sum.py", machines=3)
-    assert status == 1
-    assert "it needs 3 machines with 2 CPU and 0 GPU each, got 2 with 2 CPU and 0 GPU" in output
-    status, output = login.run(*limit, "sum.py")
-    assert status == 1
-    assert "it needs 2 machines with 2 CPU and 2 GPU each, got 2 with 2 CPU and 0 GPU" in output
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    status, output = login.run("--cpu", "--ray", f"working_dir={elsewhere}", "sum.py")
-    assert status == 1
-    assert "has no 'sum.py'. Put it on a disk that all machines see" in output
-    status, output = login.run("--cpu", "--address", "127.0.0.1:1", "sum.py")
-    assert status == 1
-    assert "'127.0.0.1:1' gives: [Errno 111] Connection refused. Start the command on" in output
+    elsewhere = f"working_dir={tmp_path_factory.mktemp('elsewhere')}"
+    for words, machines, told in (
+        (["--cpu", *limit], 3, "it needs 3 machines with 2 CPU and 0 GPU each, got 2 with 2 CPU and 0 GPU"),
+        (limit, 2, "it needs 2 machines with 2 CPU and 2 GPU each, got 2 with 2 CPU and 0 GPU"),
+        (["--cpu", "--ray", elsewhere], 2, "has no 'sum.py'. Put it on a disk that all machines see"),
+        (
+            ["--cpu", "--address", "127.0.0.1:1"],
+            2,
+            "'127.0.0.1:1' gives: [Errno 111] Connection refused. Start the command on",
+        ),
+    ):
+        assert told in login.run(*words, "sum.py", machines=machines, status=1)
 
 
 @pytest.mark.skipif(
@@ -321,8 +317,7 @@ def test_ray_starts_here_without_a_cluster(tmp_path: Path, variables: dict[str, 
     words = [sys.executable, "-m", "accel_launch", "launch", "--launcher", "ray", "--cpu", "-n", "2", "sum.py"]
     with tempfile.TemporaryDirectory() as folder:  # a short name: sockets are in it
         environment = {**variables, "CHOSEN": f"by{os.getpid()}", "RAY_TMPDIR": folder}
-        done = limits.run([*alone, *words], cwd=tmp_path, env=environment, quiet=60)
-    assert done.returncode == 0, done.stdout + done.stderr
+        done = limits.run([*alone, *words], cwd=tmp_path, env=environment, quiet=60, check=True)
     assert "there is no Ray cluster; Ray starts on this machine" in done.stderr
     assert len(re.findall(r"\[rank[01]\]: of 2 3 ", done.stdout)) == 2, done.stdout
 
@@ -330,8 +325,7 @@ def test_ray_starts_here_without_a_cluster(tmp_path: Path, variables: dict[str, 
 def test_accelerator_inside_torch_trainer(login: Login) -> None:
     """Ray Train's own workers: the group that is there is taken, and gradients are the mean over both."""
     command = [sys.executable, "trainer.py", login.cluster.address, str(login.folder)]
-    done = limits.run(command, cwd=login.folder, env=login._variables, quiet=60)
-    assert done.returncode == 0, done.stdout + done.stderr
+    limits.run(command, cwd=login.folder, env=login._variables, quiet=60, check=True)
     for rank in range(2):
         found = (login.folder / f"trained{rank}").read_text()
         assert found == f"2 {rank} True {[[-1.5] * 4] * 2}"

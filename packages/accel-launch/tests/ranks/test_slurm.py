@@ -93,11 +93,24 @@ class Login:
         restore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         return subprocess.Popen(self.cluster.words("login", *words), preexec_fn=restore, **pipes, **self._settings)
 
-    def run(self, *words: str, quiet: float = 30) -> tuple[int, str]:
-        """Run a program, and return its status and outputs."""
+    def run(self, *words: str, quiet: float = 30, status: int | None = 0) -> str:
+        """Run a program, which ends with a status unless it is None, and return its outputs."""
         process = self.start(*words)
         output, _ = limits.communicate(process, quiet=quiet)
-        return process.returncode, output
+        assert status in (None, process.returncode), output
+        return output
+
+    def empties(self) -> None:
+        """Wait until no job is left."""
+        assert limits.wait_until(lambda: not self.run("squeue", "--noheader").strip(), quiet=30, pause=0.5)
+
+    def going(self) -> "subprocess.Popen[str]":
+        """Submit LOOP, and wait until its ranks compute together."""
+        process, file = self.start(sys.executable, *SUBMIT, "loop.py"), self.folder / "going"
+        begun = limits.wait_until(lambda: file.exists() or process.poll() is not None, pause=0.1)
+        assert begun, "neither the file nor an end"
+        assert file.exists(), process.communicate()[0]
+        return process
 
 
 @pytest.fixture
@@ -107,13 +120,6 @@ def login(cluster: SlurmCluster, tmp_path: Path, variables: dict[str, str]) -> L
     (tmp_path / "loop.py").write_text(LOOP)
     (tmp_path / "digits_seen.py").write_text(RECORDING)
     return Login(cluster, tmp_path, variables)
-
-
-def wait_for(process: "subprocess.Popen[str]", file: Path) -> None:
-    """Wait until a run has written a file."""
-    begun = limits.wait_until(lambda: file.exists() or process.poll() is not None, pause=0.1)
-    assert begun, "neither the file nor an end"
-    assert file.exists(), process.communicate()[0]
 
 
 def samples(folder: Path) -> Counter[str]:
@@ -141,15 +147,13 @@ EXPECTED = [f"{rank} of 4 10 {'n1' if rank < 2 else 'n2'} n1" for rank in range(
 def test_ranks_find_each_other(login: Login, words: tuple[str, ...]) -> None:
     """Four ranks on two nodes meet at the first node, not at the one that submits, and reduce together."""
     words = words if words[0] == "srun" else (sys.executable, *words)
-    status, output = login.run(*words)
-    assert status == 0, output
+    output = login.run(*words)
     assert sorted(line for line in output.splitlines() if " of 4 " in line) == EXPECTED
 
 
 def test_refusal_of_sbatch_is_shown(login: Login) -> None:
     """What sbatch says about an option is in the error, and nothing was submitted."""
-    status, output = login.run(sys.executable, *SUBMIT, "--slurm", "partition=nowhere", "sum.py")
-    assert status == 1
+    output = login.run(sys.executable, *SUBMIT, "--slurm", "partition=nowhere", "sum.py", status=1)
     assert re.search("SLURM refused the job; sbatch gives: .*nvalid partition", output), output
 
 
@@ -157,8 +161,7 @@ def test_doctor_sees_the_job(login: Login) -> None:
     """`accel doctor --slurm` on the login node, and in a step on the second node with one core and no requeue."""
     pytest.importorskip("accel_verify", reason="accel-verify has the doctor")
     doctor = [sys.executable, "-m", "accel_launch", "doctor", "--slurm", "--no-collective", "--json"]
-    _, output = login.run(*doctor, quiet=60)
-    programs, shell = slurm_findings(output)
+    programs, shell = slurm_findings(login.run(*doctor, quiet=60, status=None))
     assert programs.startswith("ok sbatch, srun, scontrol of slurm"), programs
     assert programs.endswith("; Slurmctld(primary) at login is UP")
     assert shell.startswith("ok no job around this shell")
@@ -166,7 +169,7 @@ def test_doctor_sees_the_job(login: Login) -> None:
     second = 'if [ "$SLURM_NODEID" = 1 ]; then taskset -c 0 "$@"; fi'
     # srun itself knows no --no-requeue, so a batch script asks for it
     (login.folder / "doctor.sh").write_text(f"#!/bin/bash\nsrun sh -c '{second}' sh \"$@\"\n")
-    login.run("sbatch", "--wait", "--output=doctor.log", *step, "doctor.sh", *doctor, quiet=90)
+    login.run("sbatch", "--wait", "--output=doctor.log", *step, "doctor.sh", *doctor, quiet=90, status=None)
     log = (login.folder / "doctor.log").read_text()
     _, place, meeting, given, left, requeue = slurm_findings(log)
     assert re.fullmatch(r"ok job \d+, step 0: machine 1 of 2, on n\[1-2\]", place), place
@@ -184,24 +187,22 @@ def slurm_findings(output: str) -> list[str]:
 
 def test_interrupt_leaves_the_job(login: Login) -> None:
     """Ctrl-C without a terminal to answer ends what follows, and not the job; its status is that of an interrupt."""
-    process = login.start(sys.executable, *SUBMIT, "loop.py")
-    wait_for(process, login.folder / "going")
+    process = login.going()
     process.send_signal(signal.SIGINT)
     output, _ = limits.communicate(process)
     job = re.search(r"submitted job (\d+)", output)
     assert process.returncode == 130, output
     assert job is not None, output
     assert f"job {job[1]} goes on; `scancel {job[1]}` ends it" in output
-    assert login.run("squeue", "--noheader", "--format=%i")[1].split() == [job[1]]
+    assert login.run("squeue", "--noheader", "--format=%i").split() == [job[1]]
     login.run("scancel", job[1])
-    assert limits.wait_until(lambda: not login.run("squeue", "--noheader")[1].strip(), pause=0.5)
+    login.empties()
 
 
 def test_array_starts_a_run_for_each_number(login: Login) -> None:
     """Each job of an array is a run with a port and a log of its own."""
-    status, output = login.run(sys.executable, *SUBMIT, "--slurm", "array=0-1", "sum.py")
-    assert status == 0, output
-    assert limits.wait_until(lambda: not login.run("squeue", "--noheader")[1].strip(), quiet=30, pause=0.5)
+    login.run(sys.executable, *SUBMIT, "--slurm", "array=0-1", "sum.py")
+    login.empties()
     logs = [path.read_text() for path in sorted(login.folder.glob("slurm-*_*.log"))]
     assert len(logs) == 2
     for log in logs:
@@ -211,8 +212,7 @@ def test_array_starts_a_run_for_each_number(login: Login) -> None:
 def test_preempted_by_the_time_limit(login: Login) -> None:
     """The example is requeued at its time limit, goes on by itself, and sees each sample as often as without one."""
     example = ["digits_seen.py", "--folder"]  # the example itself refuses a low accuracy
-    status, output = login.run(sys.executable, *SUBMIT, "--slurm", "time=30", *example, "straight", quiet=60)
-    assert status == 0, output
+    login.run(sys.executable, *SUBMIT, "--slurm", "time=30", *example, "straight", quiet=60)
     straight = samples(login.folder)
     # SLURM looks every 30 s, so that on a quiet machine the signal comes 20 to 50 s after the start.
     minutes = 1 + math.ceil(limits.slowness())
@@ -239,8 +239,7 @@ def test_preempted_by_the_time_limit(login: Login) -> None:
 
 def test_killed_node_is_named(login: Login) -> None:
     """The other node's launcher names the node that is gone and ends its ranks; the one that follows ends as well."""
-    process = login.start(sys.executable, *SUBMIT, "loop.py")
-    wait_for(process, login.folder / "going")
+    process = login.going()
     login.cluster.kill("n2")
     begun = time.monotonic()
     assert limits.wait_until(lambda: not login.cluster.pids("n1"), pause=0.1)

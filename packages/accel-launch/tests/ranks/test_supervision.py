@@ -181,8 +181,7 @@ stuck_here()
 def test_watchdog_shows_stacks_and_ends_the_run(accel, script, ranks: str) -> None:
     """Without progress for so long, the stacks of all ranks are printed and the run ends."""
     name = script(STUCK)
-    done = accel("launch", "--cpu", "--num-processes", ranks, "--watchdog", "1.5", name, forked=False)
-    assert done.returncode == 134
+    done = accel("launch", "--cpu", "--num-processes", ranks, "--watchdog", "1.5", name, forked=False, status=134)
     assert done.stderr.count("in stuck_here") == int(ranks)
     assert all(f"Stacks of rank {rank}:\n" in done.stderr for rank in range(int(ranks)))
     assert "Fatal Python error" not in done.stderr
@@ -200,8 +199,7 @@ STOPPED = """
 def test_a_rank_late_to_the_watchdog_prints_its_stacks(accel, script) -> None:
     """The first rank that ends does not make torch end the others before they have printed."""
     name = script("import signal, subprocess" + STUCK.replace("    time.sleep(3600)\n", STOPPED.lstrip("\n")))
-    done = accel("launch", "--cpu", "--num-processes", "2", "--watchdog", "1.5", name, forked=False)
-    assert done.returncode == 134
+    done = accel("launch", "--cpu", "--num-processes", "2", "--watchdog", "1.5", name, forked=False, status=134)
     assert done.stderr.count("in stuck_here") == 2
 
 
@@ -257,8 +255,9 @@ def test_log_dir_keeps_what_every_rank_printed(accel, script, tmp_path: Path) ->
         "import os, sys\nsys.stdout.write('out ' + os.environ['RANK'] + '\\n')\n"
         "sys.stderr.write('err ' + os.environ['RANK'] + '\\n')\n"
     )
-    done = accel("launch", "--cpu", "--num-processes", "2", "--log-dir", "logs", "--tee", "1", "--role", "r", name)
-    assert done.returncode == 0, done.stderr
+    done = accel(
+        "launch", "--cpu", "--num-processes", "2", "--log-dir", "logs", "--tee", "1", "--role", "r", name, status=0
+    )
     assert sorted(done.stdout.splitlines()) == ["[r0]: out 0", "[r1]: out 1"]
     for rank in range(2):
         assert (tmp_path / "logs" / f"rank{rank}.stdout.log").read_text() == f"out {rank}\n"
@@ -268,8 +267,7 @@ def test_log_dir_keeps_what_every_rank_printed(accel, script, tmp_path: Path) ->
 
 def test_log_dir_may_be_in_the_home(accel, script, tmp_path: Path) -> None:
     """`~`, which a shell leaves alone in `--log-dir=~/logs`, is the home folder."""
-    done = accel("launch", "--cpu", "--log-dir=~/logs", script("print(1)\n"), more={"HOME": str(tmp_path / "me")})
-    assert done.returncode == 0, done.stderr
+    accel("launch", "--cpu", "--log-dir=~/logs", script("print(1)\n"), more={"HOME": str(tmp_path / "me")}, status=0)
     assert (tmp_path / "me" / "logs" / "rank0.stdout.log").read_text() == "1\n"
 
 
@@ -281,8 +279,7 @@ def test_children_that_outlive_their_rank_are_ended(accel, script, ranks: str) -
         "child = subprocess.Popen(['sleep', '3600'], start_new_session=True, stdout=subprocess.DEVNULL,"
         " stderr=subprocess.DEVNULL)\nchild.returncode = 0\nsys.stdout.write(os.environ['ACCEL_RUN_ID'] + '\\n')\n"
     )
-    done = accel("launch", "--cpu", "--num-processes", ranks, name)
-    assert done.returncode == 0, done.stderr
+    done = accel("launch", "--cpu", "--num-processes", ranks, name, status=0)
     assert "outlived their ranks" in done.stderr
     assert find_orphans(done.stdout.split()[0]) == []
 
@@ -294,8 +291,7 @@ def test_restart_goes_on_after_a_failure(accel, script, tmp_path: Path) -> None:
         "open(f\"attempt{attempt}.{os.environ['RANK']}\", 'w').close()\n"
         "sys.exit(7 if attempt == '0' and os.environ['RANK'] == '1' else 0)\n"
     )
-    done = accel("launch", "--cpu", "--num-processes", "2", "--max-restarts", "1", name)
-    assert done.returncode == 0, done.stderr
+    accel("launch", "--cpu", "--num-processes", "2", "--max-restarts", "1", name, status=0)
     assert (tmp_path / "attempt1.0").exists()
     assert (tmp_path / "attempt1.1").exists()
 
@@ -308,8 +304,7 @@ def test_killed_rank_costs_nothing(accel, tmp_path: Path, kind: str) -> None:
     """A rank is killed in mid-training; started again, the script ends with the weights of a run without that."""
     words = ("launch", "--cpu", "--num-processes", "2", "--max-restarts", "1", str(RESUMES), str(tmp_path), "17")
     # Ranks read the card's variable where accel is imported.
-    done = accel(*words, *([kind] if kind == "pipeline" else []), forked=kind == "pipeline")
-    assert done.returncode == 0, done.stderr
+    done = accel(*words, *([kind] if kind == "pipeline" else []), forked=kind == "pipeline", status=0)
     one, two = (torch.load(tmp_path / name / "end.pt", weights_only=True) for name in ("straight", "killed"))
     assert (tmp_path / "killed" / "attempts").read_text() == "0 at 0\n1 at 15\n"
     assert one.keys() == two.keys()
@@ -355,15 +350,13 @@ def test_eight_launches_at_once_all_succeed(tmp_path: Path, variables: dict[str,
 def test_machine_that_cannot_be_reached_is_told(accel, script, words: list[str], told: str) -> None:
     """An unknown name and a silent port are told in seconds, not after torch's timeout."""
     line = ["launch", "--cpu", "--num-processes", "2", "--num-machines", "2", "--machine-rank", "1", *words, script("")]
-    done = accel(*line)
-    assert done.returncode == 1
+    done = accel(*line, status=1)
     assert told in done.stderr
 
 
 def test_check_command_checks(accel) -> None:
     """`accel test` really starts ranks that gather, split and train."""
-    done = accel("test")
-    assert done.returncode == 0, done.stderr
+    done = accel("test", status=0)
     assert done.stdout.count("holds for 2 processes") == 3
 
 
@@ -374,8 +367,7 @@ def test_the_check_holds_for_a_model_in_shards(tmp_path: Path, accel) -> None:
         "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\nnum_processes: 2\nuse_cpu: true\n"
         "mixed_precision: bf16\n"
     )
-    done = accel("test", "--config_file", "shards.yaml")
-    assert done.returncode == 0, done.stderr
+    done = accel("test", "--config_file", "shards.yaml", status=0)
     assert "training is alike: holds for 2 processes on cpu" in done.stdout
 
 
@@ -393,8 +385,7 @@ def test_script_that_is_no_python(accel, script, name: str) -> None:
 
 def test_record_can_be_read_by_a_machine(accel, script, tmp_path: Path) -> None:
     """The failure's record is JSON with schema, host, command and how each rank ended."""
-    done = accel("launch", "--cpu", "--log-dir", "logs", "--quiet", script("raise KeyError('lost')"))
-    assert done.returncode == 1
+    done = accel("launch", "--cpu", "--log-dir", "logs", "--quiet", script("raise KeyError('lost')"), status=1)
     assert "accel launch:" not in done.stderr
     record = json.loads((tmp_path / "logs" / "failure.json").read_text())
     assert (record["schema"], record["first"], record["reason"]) == (1, 0, "failure")
@@ -426,8 +417,7 @@ def test_failure_of_a_rank_comes_with_its_reason(accel, script, lines: str, told
     """A rank that left the loop is named and not the one that waited for it; frames of libraries are one line."""
     head = "import torch\nfrom accel_core.accelerator import Accelerator\naccelerator = Accelerator(cpu=True)\n"
     path = script(f"{head}model = accelerator.prepare(torch.nn.Linear(4, 4))\n{lines}")
-    done = accel("launch", "--cpu", "--num-processes", "2", path, forked=False)
-    assert done.returncode == 1
+    done = accel("launch", "--cpu", "--num-processes", "2", path, forked=False, status=1)
     assert told in done.stderr
     assert re.search(r"^\[rank\d\]:   … \d+ frames? in (accel_core, )?torch$", done.stderr, re.MULTILINE), done.stderr
     assert "failed first" not in done.stderr or "early" not in told

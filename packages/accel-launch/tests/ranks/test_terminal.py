@@ -5,6 +5,7 @@ import pty
 import select
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from accel_testing import limits
@@ -32,33 +33,31 @@ class Terminal:
 
     def wait_for(self, text: str) -> None:
         """Read until a text appears."""
-        deadline = limits.Deadline()
-        while text not in self.seen:
-            assert not deadline.is_over, self.seen
-            if select.select([self._master], [], [], 0.2)[0]:
-                try:
-                    self.seen += os.read(self._master, 65536).decode(errors="replace")
-                except OSError:
-                    break
+        self._read_until(lambda: text in self.seen)
         assert text in self.seen, self.seen
 
-    def press(self, keys: bytes) -> None:
-        """Press keys, and forget what was seen before."""
+    def press(self, keys: bytes, awaited: str = "") -> None:
+        """Press keys, forget what was seen before, and read until a text appears."""
         self.seen = ""
         os.write(self._master, keys)
+        self.wait_for(awaited)
 
     def end(self) -> int:
         """Wait for the program and return its status."""
+        self._read_until(lambda: self._process.poll() is not None)
+        status = self._process.wait(limits.limit())
+        os.close(self._master)
+        return status
+
+    def _read_until(self, condition: Callable[[], bool]) -> None:
         deadline = limits.Deadline()
-        while self._process.poll() is None and not deadline.is_over:
+        while not condition():
+            assert not deadline.is_over, self.seen
             if select.select([self._master], [], [], 0.1)[0]:
                 try:
                     self.seen += os.read(self._master, 65536).decode(errors="replace")
                 except OSError:
                     break
-        status = self._process.wait(limits.limit())
-        os.close(self._master)
-        return status
 
 
 def test_config_on_a_terminal(tmp_path: Path, variables: dict[str, str]) -> None:
@@ -67,22 +66,15 @@ def test_config_on_a_terminal(tmp_path: Path, variables: dict[str, str]) -> None
     terminal.wait_for("Where does the run take place?")
     terminal.wait_for("SageMaker")
     assert "(back)" not in terminal.seen
-    terminal.press(RETURN)
-    terminal.wait_for("What does the run use?")
+    terminal.press(RETURN, "What does the run use?")
     terminal.wait_for("(hardware that is not here)")
     assert "XPU" not in terminal.seen
-    terminal.press(DOWN + RETURN)
-    terminal.wait_for("Check operations")
-    terminal.press(DOWN + DOWN + RETURN)
-    terminal.wait_for("What does the run use?")
-    terminal.press(RETURN)
-    terminal.wait_for("torch.compile?")
-    terminal.press(RETURN)
-    terminal.wait_for("Train on the CPU")
-    terminal.press(DOWN + RETURN)
-    terminal.wait_for("Precision")
-    terminal.press(DOWN + DOWN + RETURN)
-    terminal.wait_for("Write this file?")
+    terminal.press(DOWN + RETURN, "Check operations")
+    terminal.press(DOWN + DOWN + RETURN, "What does the run use?")
+    terminal.press(RETURN, "torch.compile?")
+    terminal.press(RETURN, "Train on the CPU")
+    terminal.press(DOWN + RETURN, "Precision")
+    terminal.press(DOWN + DOWN + RETURN, "Write this file?")
     assert not (tmp_path / "c.yaml").exists()
     terminal.press(RETURN)
     assert terminal.end() == 0, terminal.seen

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 import accel_launch
-from accel_launch.cli import BUILT_IN, main
+from accel_launch.cli import BUILT_IN
 
 
-def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overview_lists_every_command(command) -> None:
     """`accel --help` names every built-in command."""
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("--help").out
     assert all(name in shown for name in BUILT_IN)
 
 
@@ -30,40 +29,27 @@ def test_help_imports_neither_torch_nor_rich(words: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def shown_by(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return what a help prints."""
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 0
-    return capsys.readouterr().out
-
-
-def test_short_help_of_launch_fits_a_screen(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_help_of_launch_fits_a_screen(command, monkeypatch: pytest.MonkeyPatch) -> None:
     """`-h` has at most 45 lines of 80 columns, with four examples; each of its options is one of `--help`."""
     monkeypatch.setenv("COLUMNS", "80")
-    lines = shown_by(capsys, "launch", "-h").splitlines()
+    lines = command("launch", "-h").out.splitlines()
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith("  accel launch ") for line in lines) == 4
     flags = {word.strip(",") for line in lines[10:] for word in line.split()[:2] if word.startswith("-")}
-    everything = shown_by(capsys, "launch", "--help")
+    everything = command("launch", "--help").out
     assert len(flags) > 20
     assert not [flag for flag in flags if f" {flag}" not in everything]
 
 
 @pytest.mark.parametrize("words", [["launch", "--help", "Compilation"], ["help", "launch", "dynamo"]], ids=" ".join)
-def test_help_of_a_topic_is_its_options_alone(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+def test_help_of_a_topic_is_its_options_alone(command, words: list[str]) -> None:
     """A topic or an engine is shown by its name, with no compiler that torch no longer has."""
-    shown = shown_by(capsys, *words)
+    shown = command(*words).out
     assert shown.startswith("Compilation:\n  --dynamo-backend {no,eager,")
     assert "--num-processes" not in shown
     assert "nvfuser" not in shown
-    with pytest.raises(SystemExit) as ended:
-        main([*words[:-1], "cooking"])
-    assert ended.value.code == 2
-    assert "no options about 'cooking'; topics are hardware, " in capsys.readouterr().err
+    assert "no options about 'cooking'; topics are hardware, " in command(*words[:-1], "cooking", status=2).err
 
 
 @pytest.mark.parametrize(
@@ -85,44 +71,32 @@ def test_help_of_a_topic_is_its_options_alone(capsys: pytest.CaptureFixture[str]
         (["completion", "tcsh"], "invalid choice: 'tcsh'"),
     ],
 )
-def test_wrong_word_is_named_with_the_nearest(
-    capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_wrong_word_is_named_with_the_nearest(command, words: list[str], message: str) -> None:
     """A value or an option that is unknown, in either spelling, ends with status 2 and what was probably meant."""
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in command(*words, status=2).err
 
 
-def test_every_command_has_two_examples(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_two_examples(command) -> None:
     """The help of a command ends with its examples, also those of commands that other packages bring."""
     lines = Path(accel_launch.__path__[0], "examples.txt").read_text().splitlines()
     for name in BUILT_IN:
         assert sum(f"{line} ".startswith(f"accel {name} ") for line in lines) > 1, name
     for word in ("-h", "--help"):
-        with pytest.raises(SystemExit):
-            main(["env", word])
-        assert "Examples:\n  accel env  " in capsys.readouterr().out
+        assert "Examples:\n  accel env  " in command("env", word).out
 
 
-def test_help_of_launch_is_the_short_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_launch_is_the_short_one(command) -> None:
     """`accel help launch` shows what `-h` does; the long help offers each topic once."""
-    shown = []
-    for words in (["help", "launch"], ["launch", "-h"], ["launch", "--help"]):
-        with pytest.raises(SystemExit):
-            main(words)
-        shown.append(capsys.readouterr().out)
+    shown = [command(*words).out for words in (["help", "launch"], ["launch", "-h"], ["launch", "--help"])]
     assert shown[0] == shown[1] != shown[2]
     offered = " ".join(shown[2].split()).partition("of a topic: ")[2].partition(";")[0]
     assert "compilation" in offered
     assert "dynamo" not in offered
 
 
-def test_unknown_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_is_told_with_the_nearest(command) -> None:
     """A misspelled command ends with status 2 and the word that was probably meant."""
-    assert main(["lunch"]) == 2
-    assert "Did you mean `accel launch`?" in capsys.readouterr().err
+    assert "Did you mean `accel launch`?" in command("lunch", status=2).err
 
 
 @pytest.mark.parametrize(
@@ -131,18 +105,16 @@ def test_unknown_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[
      ("plan", "accel-plan"), ("trackers", "accel-trackers")],
 )  # fmt: skip
 def test_a_command_of_a_package_that_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str, package: str
+    monkeypatch: pytest.MonkeyPatch, command, word: str, package: str
 ) -> None:
     """It ends with status 2 and one line that names the package to install; the overview says where it comes from."""
     places = [place for place in sys.path if not list(Path(place or ".").glob("accel_*.dist-info"))]
     monkeypatch.setattr(sys, "path", places)
-    assert main([word]) == 2
-    printed = capsys.readouterr()
+    printed = command(word, status=2)
     assert not printed.out
     (line,) = printed.err.splitlines()
     assert line.endswith(f"comes with {package}, which is not installed. Run: pip install {package}")
-    assert main(["--help"]) == 0
-    (listed,) = [each for each in capsys.readouterr().out.splitlines() if each.split()[:1] == [word.replace("_", "-")]]
+    (listed,) = [each for each in command("--help").out.splitlines() if each.split()[:1] == [word.replace("_", "-")]]
     assert listed.endswith(f"({package})")
 
 
@@ -165,44 +137,31 @@ def test_a_command_of_a_package_that_is_not_installed(
     ids=lambda value: "_".join(value) if isinstance(value, list) else "",
 )
 def test_impossible_words_start_nothing(
-    script,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    message: str,
+    script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command, words: list[str], message: str
 ) -> None:
     """What is not valid ends with status 2 and a message, and the script does not run."""
     script("open('ran', 'w')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    assert main(["launch", "--cpu", *words]) == 2
+    assert message in command("launch", "--cpu", *words, status=2).err
     assert not (tmp_path / "ran").exists()
-    assert message in capsys.readouterr().err
 
 
-def test_home_that_cannot_be_used(
-    script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_home_that_cannot_be_used(script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command) -> None:
     """A home that cannot be read or written stops no launch; writing a file there is an error with its path."""
     script("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", "/dev/null/home")
-    assert main(["launch", "--cpu", "--dry-run", "train.py"]) == 0
-    assert main(["config", "default"]) == 2
-    assert "/dev/null/home/accelerate/default_config.yaml gives" in capsys.readouterr().err
+    command("launch", "--cpu", "--dry-run", "train.py")
+    assert "/dev/null/home/accelerate/default_config.yaml gives" in command("config", "default", status=2).err
 
 
-def test_usage_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_is_said_once(command) -> None:
     """The help of a sub-command begins with its usage."""
-    with pytest.raises(SystemExit):
-        main(["config", "default", "--help"])
-    assert capsys.readouterr().out.startswith("Usage: accel config default [options]\n")
+    assert command("config", "default", "--help").out.startswith("Usage: accel config default [options]\n")
 
 
-def test_command_of_another_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command) -> None:
     """A module that another distribution offers is listed, named where the shell completes, and run."""
     (tmp_path / "theirs-1.dist-info").mkdir()
     (tmp_path / "theirs-1.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1\n")
@@ -220,8 +179,7 @@ def test_command_of_another_package(
         (["completion", "--words", "wei"], 0),
         (["weigh-all", "--some_thing", "y"], 5),
     ):
-        assert main(words) == status
-        printed.append(capsys.readouterr().out)
+        printed.append(command(*words, status=status).out)
     sys.modules.pop("accel_theirs", None)
     assert "Of other packages:\n  weigh-all\n" in printed[0]
     assert printed[1:] == ["weigh-all\n", "weighed y\n"]

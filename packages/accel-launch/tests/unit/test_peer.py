@@ -13,7 +13,6 @@ import yaml
 from accel_core.errors import ConfigurationError, MissingDependencyError
 from accel_core.options.engines import absent
 from accel_launch.commands.launch import launch_command_parser
-from accel_launch.commands.start import settings_from
 from accel_launch.launchers.registry import choose
 from accel_launch.settings import child
 from accel_launch.settings.checks import check_script, check_settings
@@ -41,18 +40,8 @@ REFUSED = {
 
 MORE_PROCESSES = "accel really starts the processes that were asked for"
 OTHER_KIND = {
-    **dict.fromkeys(
-        [
-            "case cpu2",
-            "case np2",
-            "case cpu4",
-            "case cpum",
-            "num_processes",
-            "file multicpu_plain",
-            "file multigpu + cpu",
-        ],
-        MORE_PROCESSES,
-    ),
+    **dict.fromkeys(["case cpu2", "case np2", "case cpu4", "case cpum"], MORE_PROCESSES),
+    **dict.fromkeys(["num_processes", "file multicpu_plain", "file multigpu + cpu"], MORE_PROCESSES),
     "case npneg": "refused",
 }
 """Cases that start another way than in the original."""
@@ -145,23 +134,16 @@ def differences(
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WORDS)
 @requires("engine:fsdp")
-def test_processes_get_what_the_original_gives(folder: Path, case: str) -> None:
+def test_processes_get_what_the_original_gives(settings, folder: Path, case: str) -> None:
     """Child environment, program and words are those of accelerate 1.15.0, but for the differences listed above."""
     theirs = PEER[case]
     missing = packages_missing(WORDS[case])
-    if missing:
-        with pytest.raises(MissingDependencyError, match="|".join(missing)):
-            refuse(settings_from(launch_command_parser().parse_args(WORDS[case])))
+    if missing or case in REFUSED or ("error" in theirs and case not in NOT_REFUSED):
+        error = MissingDependencyError if missing else ConfigurationError
+        with pytest.raises(error, match="|".join(missing) or REFUSED.get(case)):
+            refuse(settings(*WORDS[case]))
         return
-    if case in REFUSED:
-        with pytest.raises(ConfigurationError, match=REFUSED[case]):
-            refuse(settings_from(launch_command_parser().parse_args(WORDS[case])))
-        return
-    settings = settings_from(launch_command_parser().parse_args(WORDS[case]))
-    if "error" in theirs and case not in NOT_REFUSED:
-        with pytest.raises(ConfigurationError):
-            refuse(settings)
-        return
+    settings = settings(*WORDS[case])
     check_settings(settings)
     launcher = choose(settings)
     ours = dict(launcher.environ(settings))

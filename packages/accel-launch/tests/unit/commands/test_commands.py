@@ -1,5 +1,6 @@
 """The other commands: what they print, write and refuse."""
 
+import io
 import json
 import re
 import sys
@@ -9,9 +10,7 @@ import pytest
 
 from accel_core.errors import ConfigurationError
 from accel_core.host.program.run_module import own_command
-from accel_launch import cli, selfcheck
-from accel_launch.commands.launch import launch_command_parser
-from accel_launch.commands.start import settings_from
+from accel_launch import selfcheck
 from accel_launch.commands.test import words_for
 from accel_launch.launchers import registry
 from accel_launch.questions.ask import BACK, LineAsker, ask_all
@@ -31,8 +30,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def answers(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     """Put lines on standard input."""
-    import io
-
     monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
 
 
@@ -52,42 +49,40 @@ def answers(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     ids=["this machine", "several machines", "SageMaker"],
 )
 def test_config_takes_answers_from_standard_input(
-    home: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], said: list[str]
+    command, home: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], said: list[str]
 ) -> None:
     """Lines answer the questions, which follow from the place of the run; the file is at the default place."""
     answers(monkeypatch, *lines)
-    assert cli.main(["config"]) == 0
+    command("config")
     text = (home / "home" / "accelerate" / "default_config.yaml").read_text()
     assert all(line in text for line in said)
 
 
 @requires("engine:fsdp")
-def test_config_for_fsdp(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_for_fsdp(home: Path, monkeypatch: pytest.MonkeyPatch, command) -> None:
     """Questions follow the engine; what they give is read by the launcher and shown before it is written."""
     answers(monkeypatch, "", "several GPUs", *[""] * 2, "FSDP", *["2"], *[""] * 40)
     path = home / "fsdp.yaml"
-    assert cli.main(["config", "--config-file", str(path)]) == 0
-    shown = capsys.readouterr().out
+    shown = command("config", "--config-file", str(path)).out
     assert shown.index("distributed_type: FSDP") < shown.index("Wrote")
-    assert cli.main(["launch", "--config-file", str(path), "--explain", "--json"]) == 0
-    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    shown = command("launch", "--config-file", str(path), "--explain", "--json").out
+    rows = {row["key"]: row for row in json.loads(shown)}
     assert (rows["use_fsdp"]["value"], rows["fsdp_version"]["value"]) == (True, "2")
     assert rows["fsdp_version"]["where"].startswith(str(path))
 
 
-def test_config_for_a_tpu(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_for_a_tpu(home: Path, monkeypatch: pytest.MonkeyPatch, command, settings) -> None:
     """Function, pod, precision and a compiler are asked about; the launch takes the TPU's launcher."""
     compiler = ["yes", "inductor", *[""] * 4]
     answers(monkeypatch, "", "TPU", "", *compiler, "8", "train", "no", "bf16", "yes", *[""] * 4)
     path = home / "tpu.yaml"
-    assert cli.main(["config", "--config-file", str(path)]) == 0
+    command("config", "--config-file", str(path))
     assert "distributed_type: XLA" in path.read_text()
-    capsys.readouterr()
-    assert cli.main(["launch", "--config-file", str(path), "--explain", "--json", "s.py"]) == 0
-    values = {row["key"]: row["value"] for row in json.loads(capsys.readouterr().out)}
+    shown = command("launch", "--config-file", str(path), "--explain", "--json", "s.py").out
+    values = {row["key"]: row["value"] for row in json.loads(shown)}
     assert (values["tpu"], str(values["dynamo_backend"]).lower()) == (True, "inductor")
     assert (values["main_training_function"], values["num_processes"]) == ("train", 8)
-    said = settings_from(launch_command_parser().parse_args(["--config-file", str(path), "s.py"]))
+    said = settings("--config-file", str(path), "s.py")
     assert registry.choose(said).name == "tpu"
     assert registry.choose(said).environ(said)["XLA_DOWNCAST_BF16"] == "1"
 
@@ -97,137 +92,127 @@ def test_config_for_a_tpu(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     [((), "Standard input ended"), (("nowhere",), "cannot be answered with 'nowhere'")],
 )
 def test_config_with_wrong_answers_writes_nothing(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], told: str
+    home: Path, monkeypatch: pytest.MonkeyPatch, command, lines: tuple[str, ...], told: str
 ) -> None:
     """Missing and wrong answers end with status 2 and no file."""
     answers(monkeypatch, *lines)
-    assert cli.main(["config"]) == 2
-    assert told in capsys.readouterr().err
+    assert told in command("config", status=2).err
     assert not (home / "home").exists()
 
 
 @requires("engine:fsdp")
-def test_config_by_flags(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_by_flags(home: Path, command) -> None:
     """--set writes without questions, into groups too, and refuses what no file may say."""
     path = home / "c.yaml"
     words = ["config", "--config-file", str(path), "--set", "num_processes=2", "--set", "fsdp_config.fsdp_version=2"]
-    assert cli.main(words) == 0
+    command(*words)
     assert "fsdp_version: 2" in path.read_text()
-    assert cli.main(["launch", "--config-file", str(path), "--cpu", "--explain"]) == 0
-    assert "Starts 2 processes" in capsys.readouterr().out
+    assert "Starts 2 processes" in command("launch", "--config-file", str(path), "--cpu", "--explain").out
+    said = ""
     for wrong in ("num_processors=2", "num_processes"):
-        assert cli.main(["config", "--config-file", str(home / "d.yaml"), "--set", wrong]) == 2
+        said += command("config", "--config-file", str(home / "d.yaml"), "--set", wrong, status=2).err
     assert not (home / "d.yaml").exists()
-    assert "Did you mean `num_processes`" in capsys.readouterr().err
+    assert "Did you mean `num_processes`" in said
 
 
-def test_config_default_and_update(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_default_and_update(home: Path, command) -> None:
     """`default` writes once; `update` migrates and keeps what the file says."""
-    assert cli.main(["config", "default", "--mixed_precision", "bf16"]) == 0
-    assert cli.main(["config", "default"]) == 1
-    assert "left alone" in capsys.readouterr().out
+    command("config", "default", "--mixed_precision", "bf16")
+    assert "left alone" in command("config", "default", status=1).out
     path = home / "old.yaml"
     path.write_text("fp16: true\nnum_processes: 3\ndistributed_type: 'NO'\n")
-    assert cli.main(["config", "update", "--config-file", str(path)]) == 0
+    command("config", "update", "--config-file", str(path))
     text = path.read_text()
     assert "mixed_precision: fp16" in text
     assert "num_processes: 3" in text
     assert "schema 1" in text
-    assert cli.main(["config", "--yes", "--config-file", str(path), "--set", "num_processes=2"]) == 0
-    capsys.readouterr()
-    for words in (["config", "update"], ["launch", "--explain"]):  # an update keeps to what the file says
-        assert cli.main([*words, "--config-file", str(path)]) == 0
-    assert "Starts 2 processes" in capsys.readouterr().out
+    command("config", "--yes", "--config-file", str(path), "--set", "num_processes=2")
+    command("config", "update", "--config-file", str(path))  # an update keeps to what the file says
+    assert "Starts 2 processes" in command("launch", "--explain", "--config-file", str(path)).out
 
 
 @requires("engine:fsdp")
-def test_config_by_flags_changes_what_is_said_and_no_more(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_by_flags_changes_what_is_said_and_no_more(home: Path, command) -> None:
     """--set merges into a file that is there, says what changes, and keeps the former file beside it."""
     path = home / "c.yaml"
     former = "# mine\nmixed_precision: bf16\nnum_processes: 3\nfsdp_config:\n  fsdp_version: 1\n"
     path.write_text(former)
     words = ["config", "--config-file", str(path), "--yes", "--set", "fsdp_config.fsdp_version=2"]
-    assert cli.main([*words, "--set", "fsdp_config.fsdp_state_dict_type=FULL_STATE_DICT"]) == 0
+    changes = command(*words, "--set", "fsdp_config.fsdp_state_dict_type=FULL_STATE_DICT").out
     text = path.read_text()
     assert "mixed_precision: bf16\nnum_processes: 3" in text
     assert "fsdp_version: 2" in text
     assert "fsdp_state_dict_type: FULL_STATE_DICT" in text
-    assert "fsdp_config.fsdp_version: 1 -> 2" in capsys.readouterr().out
+    assert "fsdp_config.fsdp_version: 1 -> 2" in changes
     assert (home / "c.yaml.bak").read_text() == former
 
 
 @pytest.mark.parametrize("words", [["--set", "num_processes=2"], ["default"]])
-def test_config_writes_where_a_launch_reads(home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+def test_config_writes_where_a_launch_reads(
+    command, home: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
     """`~`, which a shell leaves alone in `--config-file=~/c.yaml`, is the same folder for whoever writes and reads."""
     monkeypatch.setenv("HOME", str(home / "me"))
-    assert cli.main(["config", "--config-file=~/c.yaml", *words]) == 0
+    command("config", "--config-file=~/c.yaml", *words)
     assert (home / "me" / "c.yaml").is_file()
-    assert cli.main(["launch", "--config-file=~/c.yaml", "--dry-run", "s.py"]) == 0
+    command("launch", "--config-file=~/c.yaml", "--dry-run", "s.py")
 
 
-def test_config_is_shown_in_whole_and_by_key(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_is_shown_in_whole_and_by_key(home: Path, command) -> None:
     """`show`, `get` and `path` print the file that a launch reads; a key that it lacks is refused with those it has."""
     path = home / "c.yaml"
     for words in (["show"], ["get", "num_processes"], ["path"]):
-        assert cli.main(["config", *words]) == 2
-        assert "There is no default configuration file" in capsys.readouterr().err
+        assert "There is no default configuration file" in command("config", *words, status=2).err
     path.write_text("num_processes: 3\ndynamo_config: {dynamo_backend: EAGER}\n")
-    shown = []
-    for words in (["show"], ["get", "dynamo_config.dynamo_backend"], ["path"], ["get", "num_processes"]):
-        assert cli.main(["config", *words, "--config-file", str(path)]) == 0
-        shown.append(capsys.readouterr().out)
+    asked = (["show"], ["get", "dynamo_config.dynamo_backend"], ["path"], ["get", "num_processes"])
+    shown = [command("config", *words, "--config-file", str(path)).out for words in asked]
     assert "num_processes: 3" in shown[0]
     assert shown[1:] == ["EAGER\n", f"{path}\n", "3\n"]
-    assert cli.main(["config", "get", "cores", "--config-file", str(path)]) == 2
-    assert "has no cores; got dynamo_config.dynamo_backend, num_processes" in capsys.readouterr().err
+    told = command("config", "get", "cores", "--config-file", str(path), status=2).err
+    assert "has no cores; got dynamo_config.dynamo_backend, num_processes" in told
 
 
-def test_config_default_replaces_only_when_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_default_replaces_only_when_told(home: Path, command) -> None:
     """`default` says how it differs from the file that is there; with --yes it replaces that, and keeps it."""
     path = home / "c.yaml"
     path.write_text("num_processes: 3\n")
     for place in (["default", "--config-file", str(path)], ["--config-file", str(path), "default"]):
-        assert cli.main(["config", *place]) == 1
-        assert "num_processes: 3 -> 1" in capsys.readouterr().out
+        assert "num_processes: 3 -> 1" in command("config", *place, status=1).out
         assert path.read_text() == "num_processes: 3\n"
-    assert cli.main(["config", "--config-file", str(path), "default", "--yes"]) == 0
-    assert "num_processes: 3 -> 1" in capsys.readouterr().out
+    assert "num_processes: 3 -> 1" in command("config", "--config-file", str(path), "default", "--yes").out
     assert (home / "c.yaml.bak").read_text() == "num_processes: 3\n"
     assert "num_processes: 1" in path.read_text()
 
 
-def test_config_update_keeps_to_the_file_that_was_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_update_keeps_to_the_file_that_was_named(home: Path, command) -> None:
     """A file named before or after `update` is the one that is read and written; a damaged one is left alone."""
-    assert cli.main(["config", "default"]) == 0
+    command("config", "default")
     default = home / "home" / "accelerate" / "default_config.yaml"
     before = default.read_text()
     bad = home / "bad.yaml"
     bad.write_text("use_cpu: [\n")
     for words in (["--config-file", str(bad), "update"], ["update", "--config-file", str(bad)]):
-        assert cli.main(["config", *words]) == 2
-        assert "bad.yaml" in capsys.readouterr().err
+        assert "bad.yaml" in command("config", *words, status=2).err
     bad.write_text("fp16: true\n")
-    assert cli.main(["config", "--config-file", str(bad), "update"]) == 0
+    command("config", "--config-file", str(bad), "update")
     assert "mixed_precision: fp16" in bad.read_text()
     assert "num_processes" not in bad.read_text()
     assert default.read_text() == before
     assert (home / "bad.yaml.bak").read_text() == "fp16: true\n"
 
 
-def test_config_update_refuses_nonsense_and_keeps_every_copy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_update_refuses_nonsense_and_keeps_every_copy(home: Path, command) -> None:
     """A value that is not valid is named and nothing is written; a second update overwrites no copy of the first."""
     path = home / "c.yaml"
     for wrong, told in (("num_processes: banana\n", "got 'banana'"), ("machine_rank: 9\n", "machine_rank is less")):
         path.write_text(wrong)
-        assert cli.main(["config", "update", "--config-file", str(path)]) == 2
-        assert told in capsys.readouterr().err
+        assert told in command("config", "update", "--config-file", str(path), status=2).err
         assert path.read_text() == wrong
         assert not (home / "c.yaml.bak").exists()
     for precision in ("fp16", "bf16"):
         path.write_text(f"mixed_precision: {precision}\n")
-        assert cli.main(["config", "update", "--config-file", str(path)]) == 0
-    assert cli.main(["config", "update", "--config-file", str(path)]) == 0
-    assert "Nothing changes." in capsys.readouterr().out
+        command("config", "update", "--config-file", str(path))
+    assert "Nothing changes." in command("config", "update", "--config-file", str(path)).out
     assert (home / "c.yaml.bak").read_text() == "mixed_precision: fp16\n"
     assert (home / "c.yaml.bak1").read_text() == "mixed_precision: bf16\n"
     assert not (home / "c.yaml.bak2").exists()
@@ -253,19 +238,13 @@ def test_config_update_refuses_nonsense_and_keeps_every_copy(home: Path, capsys:
     ],
 )
 def test_slips_are_named(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    source: str,
-    words: list[str],
-    told: str,
+    home: Path, monkeypatch: pytest.MonkeyPatch, command, source: str, words: list[str], told: str
 ) -> None:
     """A flag after the script, which it does not know itself, and GPUs that are not here: one warning with the fix."""
     monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # which gpu_ids overrides
     (home / "s.py").write_text(source)
-    assert cli.main(["launch", "--dry-run", *words]) == 0
-    said = capsys.readouterr().err
+    said = command("launch", "--dry-run", *words).err
     assert told in said
     assert said.count("\n") == bool(told)
 
@@ -296,12 +275,7 @@ def test_slips_are_named(
 )
 @requires("engine:fsdp", "engine:deepspeed")
 def test_what_has_no_effect_is_named(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    variables: dict[str, str],
-    told: str,
+    home: Path, monkeypatch: pytest.MonkeyPatch, command, words: list[str], variables: dict[str, str], told: str
 ) -> None:
     """Options of an engine or a launcher that is not used, shards over one process, a misspelled variable.
 
@@ -310,38 +284,31 @@ def test_what_has_no_effect_is_named(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     (home / "f.yaml").write_text("distributed_type: FSDP\nnum_processes: 2\n")
-    assert cli.main(["launch", "--dry-run", *words, "s.py"]) == 0
-    said = capsys.readouterr().err
+    said = command("launch", "--dry-run", *words, "s.py").err
     assert told in said
     assert said.count("\n") == bool(told)
 
 
-def test_a_variable_over_a_file_is_told(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_variable_over_a_file_is_told(home: Path, monkeypatch: pytest.MonkeyPatch, command) -> None:
     """Processes of a launch have such variables, so a launch that they start would leave its file without a word."""
     (home / "c.yaml").write_text("use_cpu: true\nmixed_precision: bf16\n")
     for name, value in {"USE_CPU": "True", "MIXED_PRECISION": "no", "DYNAMO_BACKEND": "no"}.items():
         monkeypatch.setenv(f"ACCELERATE_{name}", value)
-    assert cli.main(["launch", "--config-file", "c.yaml", "--dry-run", "s.py"]) == 0
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = command("launch", "--config-file", "c.yaml", "--dry-run", "s.py").err.splitlines()
     assert "ACCELERATE_MIXED_PRECISION outweighs" in line
     assert "mixed_precision is 'no', not 'bf16' from c.yaml:2" in line
-    assert cli.main(["launch", "--config-file", "c.yaml", "--mixed-precision", "fp16", "--dry-run", "s.py"]) == 0
-    assert capsys.readouterr().err == ""
+    assert command("launch", "--config-file", "c.yaml", "--mixed-precision", "fp16", "--dry-run", "s.py").err == ""
 
 
-def test_explain_shows_what_is_set_and_what_would_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_what_is_set_and_what_would_start(home: Path, command) -> None:
     """Defaults are left to --all; the number of processes comes with the setting that decides it; keys are hidden."""
     words = ["launch", "--explain", "--cpu", "--num-processes", "2", "--aws-secret-access-key", "hush", "s.py"]
-    assert cli.main(words) == 0
-    shown = capsys.readouterr().out
+    shown = command(*words).out
     assert "Starts 2 processes on 1 machine: num_processes from --num-processes." in shown
     assert re.search(r"^  cpu +True +flag: --cpu$", shown, re.MULTILINE)
     assert re.search(r"^  aws_secret_access_key +\(hidden\) ", shown, re.MULTILINE)
     assert not [word for word in ("rdzv_backend", "explain", "hush") if word in shown]
-    assert cli.main([*words[:2], "--all", *words[2:]]) == 0
-    assert "rdzv_backend" in capsys.readouterr().out
+    assert "rdzv_backend" in command(*words[:2], "--all", *words[2:]).out
 
 
 @pytest.mark.parametrize(
@@ -354,19 +321,16 @@ def test_explain_shows_what_is_set_and_what_would_start(home: Path, capsys: pyte
     ],
 )
 def test_every_source_is_checked_alike(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, text: str, wanted: str
+    home: Path, monkeypatch: pytest.MonkeyPatch, command, key: str, text: str, wanted: str
 ) -> None:
     """A flag, a variable, a file, --set and an answer are refused for one reason, with the place that says it."""
     flag = f"--{key.replace('_', '-')}"
     path = home / "c.yaml"
     path.write_text(f"debug: false\n{key}: {text}\n")
-    monkeypatch.chdir(home)
-    (home / "s.py").write_text("")
     expected = f"{key} is not valid; got '{text}' from"
 
     def told(*words: str) -> str:
-        assert cli.main(list(words)) == 2
-        said = capsys.readouterr().err
+        said = command(*words, status=2).err
         assert wanted in said
         return said
 
@@ -382,8 +346,6 @@ def test_every_source_is_checked_alike(
 
 def test_going_back_asks_again() -> None:
     """`<` returns to the question before, and what followed from it is forgotten."""
-    import io
-
     questions = (
         Question("kind", "Kind?", ("a", "b"), "a"),
         Question("only_a", "Only for a?", default="x", when=lambda found: found["kind"] == "a"),
@@ -393,22 +355,18 @@ def test_going_back_asks_again() -> None:
     assert ask_all(questions, asker) == {"kind": "b", "last": "z"}
 
 
-def test_tpu_config_prints_the_command(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tpu_config_prints_the_command(home: Path, command) -> None:
     """--debug shows the command line that reaches every machine of the pod; a missing name is refused."""
     (home / "do.txt").write_text("echo one\necho two\n")
     words = ["tpu-config", "--tpu_zone", "z", "--command_file", str(home / "do.txt"), "--install-accelerate", "--debug"]
-    assert cli.main([*words, "--tpu_name", "pod"]) == 0
-    shown = capsys.readouterr().out
-    assert (
-        "ssh pod --zone z --command 'cd /usr/share; pip install accelerate -U; echo one; echo two' --worker all"
-        in shown
-    )
-    assert cli.main(words) == 2
-    assert "--tpu-name" in capsys.readouterr().err
+    shown = command(*words, "--tpu_name", "pod").out
+    run = "cd /usr/share; pip install accelerate -U; echo one; echo two"
+    assert f"ssh pod --zone z --command '{run}' --worker all" in shown
+    assert "--tpu-name" in command(*words, status=2).err
 
 
 @requires("engine:fsdp")
-def test_completion_knows_commands_options_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_knows_commands_options_and_choices(command) -> None:
     """The shell gets commands, then options, then an option's choices."""
     cases = {
         "lau": "launch",
@@ -420,15 +378,11 @@ def test_completion_knows_commands_options_and_choices(capsys: pytest.CaptureFix
         "completion z": "zsh",
     }
     for words, expected in cases.items():
-        assert cli.main(["completion", "--words", *words.split()]) == 0
-        assert capsys.readouterr().out == f"{expected}\n"
-    assert cli.main(["completion", "--words", "launch", "--fsdp-ver"]) == 0
-    assert capsys.readouterr().out == "--fsdp-version\n"
-    assert cli.main(["completion"]) == 2
-    assert "No shell was named" in capsys.readouterr().err
+        assert command("completion", "--words", *words.split()).out == f"{expected}\n"
+    assert command("completion", "--words", "launch", "--fsdp-ver").out == "--fsdp-version\n"
+    assert "No shell was named" in command("completion", status=2).err
     for shell in ("bash", "zsh", "fish"):
-        assert cli.main(["completion", shell]) == 0
-        assert "accel completion --words" in capsys.readouterr().out
+        assert "accel completion --words" in command("completion", shell).out
 
 
 def test_check_uses_two_cpu_processes_without_a_configuration(home: Path) -> None:
@@ -439,19 +393,18 @@ def test_check_uses_two_cpu_processes_without_a_configuration(home: Path) -> Non
 
 
 def test_the_file_of_the_variable_is_the_one_that_is_checked(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Path, monkeypatch: pytest.MonkeyPatch, command
 ) -> None:
     """What ACCEL_CONFIG_FILE names takes the default file's place in every command, not in a launch alone."""
     (home / "c.yaml").write_text("num_processes: 3\nfp16: true\n")
     monkeypatch.setenv("ACCEL_CONFIG_FILE", str(home / "c.yaml"))
     assert words_for(None, None) == own_command("accel_launch.selfcheck")[1:]
-    assert cli.main(["config", "update"]) == 0
+    command("config", "update")
     assert "mixed_precision: fp16" in (home / "c.yaml").read_text()
     monkeypatch.setenv("ACCEL_CONFIG_FILE", "none.yaml")
-    assert cli.main(["launch", "--dry-run", "s.py"]) == 2
-    assert "none.yaml does not exist" in capsys.readouterr().err
+    assert "none.yaml does not exist" in command("launch", "--dry-run", "s.py", status=2).err
     monkeypatch.setenv("ACCEL_CONFIG_FILE", "")  # as every variable that is empty
-    assert cli.main(["launch", "--dry-run", "s.py"]) == 0
+    command("launch", "--dry-run", "s.py")
 
 
 @pytest.mark.usefixtures("fresh_state")
@@ -467,34 +420,20 @@ def test_the_check_holds_in_each_precision(
 
 
 @requires("engine:deepspeed")
-def test_dry_run_shows_machines_mesh_and_batch(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_shows_machines_mesh_and_batch(home: Path, command) -> None:
     """--dry-run gives command, environment and ranks of every machine, the mesh and the batch, and starts nothing."""
-    (home / "ds.json").write_text(
-        json.dumps({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "zero_optimization": {}})
-    )
-    words = [
-        "launch",
-        "--dry-run",
-        "--json",
-        "--num-processes",
-        "4",
-        "--num-machines",
-        "2",
-        "--machine-rank",
-        "0",
-        "--main-process-ip",
-        "h",
-    ]
-    words += ["--main-process-port", "1", "--use-deepspeed", "--deepspeed-multinode-launcher", "standard"]
-    assert cli.main([*words, "--deepspeed-config-file", str(home / "ds.json"), "s.py", "x"]) == 0
-    plan = json.loads(capsys.readouterr().out)
+    given = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "zero_optimization": {}}
+    (home / "ds.json").write_text(json.dumps(given))
+    words = ["launch", "--dry-run", "--json", "--num-processes", "4", "--num-machines", "2", "--machine-rank", "0"]
+    words += ["--main-process-ip", "h", "--main-process-port", "1"]
+    words += ["--use-deepspeed", "--deepspeed-multinode-launcher", "standard"]
+    plan = json.loads(command(*words, "--deepspeed-config-file", str(home / "ds.json"), "s.py", "x").out)
     assert [machine["ranks"] for machine in plan["machines"]] == [[0, 1], [2, 3]]
     assert "--node-rank=1" in plan["machines"][1]["command"]
     assert plan["machines"][0]["environment"]["ACCELERATE_USE_DEEPSPEED"] == "true"
     assert plan["effective_batch"] == 2 * 4 * 4
     assert plan["batch"] == {"samples": 32, "per_process": 2, "accumulated": 4, "data_parallel": 4}
-    assert cli.main(["launch", "--dry-run", "--cpu", "s.py"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("launch", "--dry-run", "--cpu", "s.py").out
     assert shown.startswith("Launcher simple: 1 process on 1 machine.\nMesh: dp 1\n")
     assert shown.endswith("Nothing was started.\n")
 
@@ -542,32 +481,26 @@ SHARDED = ["--parallelism-config-dp-shard-size", "2"]
 @requires("engine:fsdp", "engine:deepspeed")
 def test_dry_run_knows_mesh_and_batch(
     home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command,
     words: list[str],
     mesh: dict[str, int],
     groups: dict[str, list[list[int]]],
     batch: tuple[int | None, int | None, int | None, int],
 ) -> None:
     """Axes, the ranks along each, and the parts of a step's batch follow from flags and files; the rest is unknown."""
-    monkeypatch.chdir(home)
     (home / "total.json").write_text(json.dumps({"train_batch_size": 64, "zero_optimization": {}}))
     auto = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     (home / "auto.json").write_text(json.dumps({**dict.fromkeys(auto, "auto"), "zero_optimization": {}}))
-    assert cli.main(["launch", "--dry-run", "--json", *words, "s.py"]) == 0
-    plan = json.loads(capsys.readouterr().out)
+    plan = json.loads(command("launch", "--dry-run", "--json", *words, "s.py").out)
     assert (plan["mesh"], plan["mesh_groups"]) == (mesh, groups)
     assert tuple(plan["batch"].values()) == batch
-    assert cli.main(["launch", "--dry-run", *words, "s.py"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("launch", "--dry-run", *words, "s.py").out
     assert ("unknown, the script decides the batch per process" in shown) == (batch[0] is None)
     assert ("do not hold" in shown) == (groups == {"tp": []})
 
 
-def test_accumulation_of_the_environment_is_known(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_accumulation_of_the_environment_is_known(monkeypatch: pytest.MonkeyPatch, command) -> None:
     """Accumulated batches that the script will read from its environment count in every kind of run."""
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    assert cli.main(["launch", "--dry-run", "--cpu", "--num-processes", "2", "s.py"]) == 0
-    assert "x 2 data-parallel processes x 4 accumulated" in capsys.readouterr().out
+    shown = command("launch", "--dry-run", "--cpu", "--num-processes", "2", "s.py").out
+    assert "x 2 data-parallel processes x 4 accumulated" in shown

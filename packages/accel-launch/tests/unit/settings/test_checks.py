@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError
-from accel_launch.commands.launch import launch_command_parser
-from accel_launch.commands.start import settings_from
 from accel_launch.settings.checks import check_settings
 from accel_launch.settings.devices import count_gpus
 from accel_launch.settings.resolved import Resolved
@@ -40,23 +38,23 @@ from accel_testing import requires
     ],
 )
 @requires("engine:fsdp", "engine:deepspeed")
-def test_contradiction_is_refused(monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
+def test_contradiction_is_refused(settings, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str) -> None:
     """Combinations that exclude one another and numbers out of range are errors that name where values come from."""
     monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 0)
     with pytest.raises(ConfigurationError) as caught:
-        check_settings(settings_from(launch_command_parser().parse_args([*words, "s.py"])))
+        check_settings(settings(*words, "s.py"))
     assert message in str(caught.value)
 
 
-def test_the_layout_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layout_is_worked_out_once(settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks settings for their layout gets the same object, and settings that replace them have their own."""
     asked: list[object] = []
     monkeypatch.setattr("accel_launch.settings.layout.count_gpus", lambda *words: asked.append(words) or 3)
-    settings = settings_from(launch_command_parser().parse_args(["--num-machines", "2", "s.py"]))
-    assert settings.layout is settings.layout
-    assert (settings.layout.processes, settings.layout.machine_rank, len(asked)) == (6, 0, 1)
-    there = replace(settings, resolved={**settings.resolved, "machine_rank": Resolved(1, "flag", "--machine-rank")})
-    assert (there.layout.machine_rank, settings.layout.machine_rank) == (1, 0)
+    here = settings("--num-machines", "2", "s.py")
+    assert here.layout is here.layout
+    assert (here.layout.processes, here.layout.machine_rank, len(asked)) == (6, 0, 1)
+    there = replace(here, resolved={**here.resolved, "machine_rank": Resolved(1, "flag", "--machine-rank")})
+    assert (there.layout.machine_rank, here.layout.machine_rank) == (1, 0)
 
 
 def test_gpus_are_counted_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from accel_core.options.engines import PUBLIC, Public, engines
-from accel_launch import cli
 from accel_launch.settings.child import child_environment
 from accel_launch.settings.engines import asked_for
 from accel_testing import limits, requires
@@ -48,22 +47,22 @@ def test_fp8_without_a_library_is_the_first_that_is_installed(
     assert [engine.name for engine in asked_for(said)] == ["fp8-msamp"]
 
 
-def test_explain_and_env_name_every_engine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_and_env_name_every_engine(command) -> None:
     """--explain and `accel env` list all engines with version or remedy, for people and as JSON."""
     known = [engine for engine in engines().values() if engine.library]
-    assert cli.main(["launch", "--cpu", "--num-processes", "2", "--explain", "--json", "s.py"]) == 0
-    (last,) = [row for row in json.loads(capsys.readouterr().out) if row["key"] == "engines"]
+    (last,) = [
+        row
+        for row in json.loads(command("launch", "--cpu", "--num-processes", "2", "--explain", "--json", "s.py").out)
+        if row["key"] == "engines"
+    ]
     assert [row["name"] for row in last["value"]] == [engine.name for engine in known]
     assert [row["name"] for row in last["value"] if row["chosen"]] == ["ddp"]
     assert all(bool(row["version"]) or row["remedy"].startswith("pip install ") for row in last["value"])
-    assert cli.main(["launch", "--cpu", "--num-processes", "2", "--explain", "s.py"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("launch", "--cpu", "--num-processes", "2", "--explain", "s.py").out
     assert "* ddp       DistributedDataParallel: torch " in shown
-    assert cli.main(["env"]) == 0
-    shown = capsys.readouterr().out
+    shown = command("env").out
     assert all(f"\t- {engine.name}: {engine.title}: {engine.library} " in shown for engine in known)
-    assert cli.main(["env", "--json"]) == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)["engines"]] == [row.name for row in known]
+    assert [row["name"] for row in json.loads(command("env", "--json").out)["engines"]] == [row.name for row in known]
 
 
 def test_explain_does_not_import_torch(tmp_path: Path) -> None:

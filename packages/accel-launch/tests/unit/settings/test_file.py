@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from accel_core.errors import ConfigurationError
-from accel_launch.commands.launch import launch_command_parser
-from accel_launch.commands.start import settings_from
 from accel_launch.settings.child import child_environment
 from accel_launch.settings.config import ClusterConfig, load_config_from_file, write_basic_config
-from accel_launch.settings.file import load, write
+from accel_launch.settings.file import ConfigFile, load, write
 from accel_testing import requires
 
 
@@ -39,17 +37,17 @@ from accel_testing import requires
 @requires("engine:fsdp")
 def test_file_that_is_not_valid(tmp_path: Path, text: str, told: str) -> None:
     """What is not valid is an error with file, line and a hint."""
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
     with pytest.raises(ConfigurationError, match=told) as caught:
-        what_file_says(path)
+        loaded(tmp_path, text).settings_of(set())
     assert "config.yaml" in str(caught.value)
 
 
-def what_file_says(path: Path) -> object:
-    """Read a file and the settings in it."""
-    file = load(path)
-    return None if file is None else file.settings_of(set())
+def loaded(folder: Path, text: str) -> ConfigFile:
+    """Write a file, and read it."""
+    (folder / "config.yaml").write_text(text)
+    file = load(folder / "config.yaml")
+    assert file is not None
+    return file
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
@@ -80,33 +78,22 @@ def test_missing_file_is_told(tmp_path: Path) -> None:
 @requires("engine:fsdp")
 def test_old_keys_become_todays(tmp_path: Path, old: dict, today: dict) -> None:
     """Keys and values of earlier days are migrated, and the file tells so."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(old))
-    file = load(path)
-    assert file is not None
+    file = loaded(tmp_path, json.dumps(old))
     assert file.config == today
     assert file.is_old
 
 
 def test_a_key_that_says_the_same_twice_is_read(tmp_path: Path) -> None:
     """A line that was copied contradicts nothing, and neither does a key beside the aliases that it overrides."""
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        "debug: false\n<<: {use_cpu: true}\nuse_cpu: false\ndebug: false\ndynamo_config: {}\ndynamo_config: {}\n"
-    )
-    file = load(path)
-    assert file is not None
-    assert file.config == {"use_cpu": False, "debug": False, "dynamo_config": {}}
+    text = "debug: false\n<<: {use_cpu: true}\nuse_cpu: false\ndebug: false\ndynamo_config: {}\ndynamo_config: {}\n"
+    assert loaded(tmp_path, text).config == {"use_cpu": False, "debug": False, "dynamo_config": {}}
 
 
 @requires("engine:deepspeed")
 def test_auto_is_left_to_the_processes(tmp_path: Path) -> None:
     """Many files for DeepSpeed say what its default is; a launch has nothing to decide then."""
-    path = tmp_path / "config.yaml"
-    path.write_text("deepspeed_config: {gradient_accumulation_steps: auto, gradient_clipping: auto, zero_stage: 3}\n")
-    file = load(path)
-    assert file is not None
-    assert file.settings_of(set()).keys() == {"zero_stage"}
+    text = "deepspeed_config: {gradient_accumulation_steps: auto, gradient_clipping: auto, zero_stage: 3}\n"
+    assert loaded(tmp_path, text).settings_of(set()).keys() == {"zero_stage"}
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "config.json"])
@@ -147,15 +134,14 @@ def test_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         write({}, tmp_path / "file" / "config.yaml")
 
 
-def test_devices_of_each_kind_are_chosen_by_their_own_variable(tmp_path: Path) -> None:
+def test_devices_of_each_kind_are_chosen_by_their_own_variable(settings, tmp_path: Path) -> None:
     """gpu_ids of a file reach the processes in the variable of the file's kind of device, and of GPUs by default."""
     script = str(tmp_path / "s.py")
     found = {}
     for label in ("MULTI_NPU", "MULTI_GPU", "NO"):
         path = tmp_path / "c.yaml"
         path.write_text(f"distributed_type: {label!r}\nnum_processes: 2\ngpu_ids: 1,2\n")
-        args = launch_command_parser().parse_args(["--config-file", str(path), script])
-        found[label] = child_environment(settings_from(args))
+        found[label] = child_environment(settings("--config-file", str(path), script))
     assert found["MULTI_NPU"]["ASCEND_RT_VISIBLE_DEVICES"] == "1,2"
     assert "CUDA_VISIBLE_DEVICES" not in found["MULTI_NPU"]
     assert [found[label]["CUDA_VISIBLE_DEVICES"] for label in ("MULTI_GPU", "NO")] == ["1,2"] * 2
@@ -175,22 +161,20 @@ def test_devices_of_each_kind_are_chosen_by_their_own_variable(tmp_path: Path) -
     ],
 )
 def test_file_of_type_no_starts_one_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: list[str], processes: int
+    settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: list[str], processes: int
 ) -> None:
     """NO, also as YAML's false, is one process as in Accelerate, unless the command line says how many or on what."""
     monkeypatch.setattr("accel_launch.settings.devices._present", lambda: 4)
     (tmp_path / "c.yaml").write_text(text)
-    args = launch_command_parser().parse_args(["--config-file", str(tmp_path / "c.yaml"), *words, "s.py"])
-    assert settings_from(args).layout.processes == processes
+    assert settings("--config-file", str(tmp_path / "c.yaml"), *words, "s.py").layout.processes == processes
 
 
-def test_words_in_capitals_mean_the_same(tmp_path: Path) -> None:
+def test_words_in_capitals_mean_the_same(settings, tmp_path: Path) -> None:
     """A file that says FP8 sets up what one that says fp8 does, its options included."""
     told = []
     for word in ("FP8", "fp8"):
         path = tmp_path / "config.yaml"
         path.write_text(f"mixed_precision: {word}\nuse_cpu: true\nfp8_config:\n  backend: TE\n  margin: 3\n")
-        args = launch_command_parser().parse_args(["--config-file", str(path), "s.py"])
-        told.append(child_environment(settings_from(args)))
+        told.append(child_environment(settings("--config-file", str(path), "s.py")))
     assert told[0] == told[1]
     assert told[1]["ACCELERATE_FP8_MARGIN"] == "3"

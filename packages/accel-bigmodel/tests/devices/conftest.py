@@ -1,4 +1,4 @@
-"""A fixture of the tests that need a GPU."""
+"""What every test here has: they need a GPU."""
 
 import gc
 from collections.abc import Iterator
@@ -7,9 +7,11 @@ import pytest
 import torch
 
 
-@pytest.fixture
-def collected() -> Iterator[None]:
-    """End the threads of models that hold themselves in cycles, and give their memory back."""
+@pytest.fixture(autouse=True)
+def collected(fresh_state: None) -> Iterator[None]:
+    """Skip without a GPU; end the threads of models that hold themselves in cycles, and give their memory back."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     yield
     gc.collect()
     torch.cuda.synchronize()

@@ -12,11 +12,6 @@ from torch import nn
 from accel_bigmodel import init_empty_weights, load_checkpoint_and_dispatch
 from accel_testing.requires import requires
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("fresh_state", "collected"),
-]
-
 DEVICE = torch.device("cuda", 0)
 WIDTH, COUNT, CHOICES, LAYERS = 512, 8, 3, 3
 ONE = 4 * WIDTH * WIDTH

@@ -24,11 +24,9 @@ from accel_bigmodel import (
 from accel_bigmodel.__main__ import main
 from accel_testing.requires import requires
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("fresh_state", "collected"),
-    pytest.mark.filterwarnings("ignore:You are calling .generate.. with the `input_ids` being on a device type"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:You are calling .generate.. with the `input_ids` being on a device type"
+)
 
 DEVICE = torch.device("cuda", 0)
 

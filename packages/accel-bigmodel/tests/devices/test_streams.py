@@ -22,11 +22,6 @@ from accel_bigmodel import (
 from accel_bigmodel.hooks.hook import ModelHook
 from accel_testing import limits
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.usefixtures("fresh_state", "collected"),
-]
-
 DEVICE = torch.device("cuda", 0)
 WIDTH, LAYERS = 2048, 10
 LAYER = 4 * WIDTH * (WIDTH + 1)

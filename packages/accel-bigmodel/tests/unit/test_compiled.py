@@ -20,7 +20,6 @@ from accel_bigmodel import (
     load_checkpoint_in_model,
     remove_hook_from_submodules,
 )
-from accel_core.checkpoint.weights import save_model
 from accel_core.errors import DeviceMapError
 
 CPU = torch.device("cpu")
@@ -63,14 +62,6 @@ def test_a_compiled_model_is_loaded(source: str, target: str, tmp_path: Path, ca
     assert load_checkpoint_in_model(model, tmp_path, strict=True) == ([], [])
     assert torch.equal(model(X), make(1)(X))
     assert "not used" not in caplog.text
-
-
-def test_what_save_model_wrote_is_loaded_into_the_compiled_model(tmp_path: Path) -> None:
-    """A compiled model is saved under its own names, and reads them back."""
-    save_model(compiled(make(1), "whole"), None, tmp_path)
-    model = compiled(make(2), "whole")
-    assert load_checkpoint_in_model(model, tmp_path) == ([], [])
-    assert torch.equal(model(X), make(1)(X))
 
 
 MAPS = {

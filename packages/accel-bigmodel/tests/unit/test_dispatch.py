@@ -164,8 +164,7 @@ def test_a_model_on_disk_is_saved_whole(tmp_path: Path) -> None:
     state = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).state_dict()
     save_file(state, tmp_path / "model.safetensors")
     command = [sys.executable, "-c", SAVE, str(tmp_path / "model.safetensors"), str(tmp_path / "saved")]
-    done = limits.run(command, quiet=12)
-    assert done.returncode == 0, done.stderr
+    limits.run(command, quiet=12, check=True)
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     assert set(saved) == set(state)
     assert all(torch.equal(saved[name], state[name]) for name in state)

@@ -83,21 +83,27 @@ DISK = {
 } | {str(LAYERS): "cpu"}
 
 
-@pytest.fixture
-def load(tmp_path: Path) -> Callable[..., nn.Module]:
-    """Load the model with its experts left in their file."""
-    save_file(mixtures().state_dict(), tmp_path / "model.safetensors")
+def loader(made: Callable[[], nn.Module], folder: Path) -> Callable[..., Any]:
+    """Save a model; return what loads it with a cache of a size, its experts left in their file."""
+    torch.manual_seed(0)
+    save_file({name: value.clone() for name, value in made().state_dict().items()}, folder / "model.safetensors")
 
-    def loaded(size: int | str | None = "1MiB", device_map: object = "auto", **arguments: Any) -> nn.Module:
+    def load(size: int | str | None = "1MiB", device_map: Any = "auto", **arguments: Any) -> Any:
         with init_empty_weights():
-            model = mixtures()
-        return load_checkpoint_and_dispatch(model, tmp_path, device_map=device_map, expert_cache=size, **arguments)  # type: ignore[arg-type]
+            model = made()
+        return load_checkpoint_and_dispatch(model, folder, device_map=device_map, expert_cache=size, **arguments)
 
-    return loaded
+    return load
 
 
 @pytest.fixture
-def whole(load: Callable[..., nn.Module]) -> nn.Module:
+def load(tmp_path: Path) -> Callable[..., Any]:
+    """Return what loads the model of mixtures."""
+    return loader(mixtures, tmp_path)
+
+
+@pytest.fixture
+def whole(load: Callable[..., Any]) -> Any:
     """Load the model into memory: kernels for a single row round by where weights lie in it."""
     return load(None, {"": "cpu"})
 
@@ -119,28 +125,28 @@ def chosen(model: nn.Module, tokens: torch.Tensor) -> list[int]:
     [(ONE, torch.inference_mode), (2 * ONE, torch.no_grad), (4 * ONE + 1, torch.enable_grad), ("1MiB", torch.no_grad)],
 )
 def test_outputs_are_those_in_memory(
-    load: Callable[..., nn.Module], whole: nn.Module, size: int | str, mode: Callable[..., object]
+    load: Callable[..., Any], whole: Any, size: int | str, mode: Callable[..., object]
 ) -> None:
     """Bit for bit, whatever the cache holds, forward after forward."""
     model = load(size)
-    with mode():  # type: ignore[attr-defined]
+    with mode():
         for tokens in (TOKENS, TOKENS[:0], TOKENS[3:9], TOKENS[:1]):
             assert torch.equal(model(tokens), whole(tokens))
-    report = model.expert_report()  # type: ignore[operator]
+    report = model.expert_report()
     assert 0 < report.held <= report.budget
     assert report.held % ONE == 0
 
 
-def test_only_chosen_experts_are_read_once(load: Callable[..., nn.Module]) -> None:
+def test_only_chosen_experts_are_read_once(load: Callable[..., Any]) -> None:
     """Bytes from disk are those of the distinct experts that were chosen; a second forward reads nothing."""
     model = load()
-    assert math.isnan(model.expert_report().hit_rate), "not known before the first"  # type: ignore[operator]
+    assert math.isnan(model.expert_report().hit_rate), "not known before the first"
     asked = chosen(mixtures(), TOKENS[:1])
     with torch.no_grad():
         model(TOKENS[:1])
-        first = model.expert_report()  # type: ignore[operator]
+        first = model.expert_report()
         model(TOKENS[:1])
-    again = model.expert_report()  # type: ignore[operator]
+    again = model.expert_report()
     assert (first.hits, first.misses, first.from_disk, first.from_host) == (0, sum(asked), sum(asked) * ONE, 0)
     assert (again.hits, again.misses, again.from_disk) == (sum(asked), sum(asked), first.from_disk)
     assert again.hit_rate == 0.5
@@ -151,7 +157,7 @@ def test_only_chosen_experts_are_read_once(load: Callable[..., nn.Module]) -> No
     }
 
 
-def test_dense_parts_train_through_experts_that_are_away(load: Callable[..., nn.Module], whole: nn.Module) -> None:
+def test_dense_parts_train_through_experts_that_are_away(load: Callable[..., Any], whole: Any) -> None:
     """Routers get the gradients that they get in memory; experts that should train are refused by name."""
     model = load()
     for each in (whole, model):
@@ -160,12 +166,12 @@ def test_dense_parts_train_through_experts_that_are_away(load: Callable[..., nn.
         each(TOKENS).sum().backward()
     for name, parameter in whole.named_parameters():
         if parameter.requires_grad:
-            assert torch.equal(model.get_parameter(name).grad, parameter.grad), name  # type: ignore[arg-type]
+            assert torch.equal(model.get_parameter(name).grad, parameter.grad), name
     with pytest.raises(OffloadError, match="offloaded weight"):
         load()(TOKENS).sum().backward()
 
 
-def test_threads_share_the_cache(load: Callable[..., nn.Module], whole: nn.Module) -> None:
+def test_threads_share_the_cache(load: Callable[..., Any], whole: Any) -> None:
     """Forwards on several threads, with a cache that is too small for one of them, do not mix."""
     model = load(2 * ONE)
     inputs = [TOKENS[start : start + 5] for start in range(8)]
@@ -182,10 +188,10 @@ def test_threads_share_the_cache(load: Callable[..., nn.Module], whole: nn.Modul
         thread.join()
     for number, tokens in enumerate(inputs):
         assert torch.equal(found[number], whole(tokens))
-    assert model.expert_report().held <= 2 * ONE  # type: ignore[operator]
+    assert model.expert_report().held <= 2 * ONE
 
 
-def test_casts_and_changed_files_are_noticed(load: Callable[..., nn.Module], whole: nn.Module, tmp_path: Path) -> None:
+def test_casts_and_changed_files_are_noticed(load: Callable[..., Any], whole: Any, tmp_path: Path) -> None:
     """Weights in the cache are not used once the model was cast, or the file overwritten."""
     model = load()
     with torch.no_grad():
@@ -200,7 +206,7 @@ def test_casts_and_changed_files_are_noticed(load: Callable[..., nn.Module], who
             model(TOKENS.double())
 
 
-def test_weights_that_somebody_put_there_are_computed_with(load: Callable[..., nn.Module], whole: nn.Module) -> None:
+def test_weights_that_somebody_put_there_are_computed_with(load: Callable[..., Any], whole: Any) -> None:
     """Those of `functional_call` and of `align_module_device`, inside of it and after; inputs may have names."""
     model = load()
     swapped = {"0.experts.up": torch.full((COUNT, 2 * WIDTH, WIDTH), 0.1)}
@@ -210,15 +216,15 @@ def test_weights_that_somebody_put_there_are_computed_with(load: Callable[..., n
         assert torch.equal(call(model, swapped, TOKENS), call(whole, swapped, TOKENS))
         assert torch.equal(model(TOKENS), wanted)
         for each in (whole, model):
-            with align_module_device(each[0].experts):  # type: ignore[index]
-                each[0].experts.up.mul_(2)  # type: ignore[index]
+            with align_module_device(each[0].experts):
+                each[0].experts.up.mul_(2)
                 inside = each(TOKENS)
         assert torch.equal(inside, whole(TOKENS))
         assert not torch.equal(inside, wanted)
         torch.testing.assert_close(model(TOKENS), inside)  # what was written lies elsewhere: a row rounds by where
-        weights, numbers = whole[0].router(TOKENS).softmax(-1).topk(CHOICES, -1)  # type: ignore[operator,index]
+        weights, numbers = whole[0].router(TOKENS).softmax(-1).topk(CHOICES, -1)
         named = {"weights": weights, "numbers": numbers}
-        assert torch.equal(model[0].experts(TOKENS, **named), whole[0].experts(TOKENS, **named))  # type: ignore[operator,index]
+        assert torch.equal(model[0].experts(TOKENS, **named), whole[0].experts(TOKENS, **named))
 
 
 def test_experts_in_memory_come_from_there() -> None:
@@ -227,24 +233,24 @@ def test_experts_in_memory_come_from_there() -> None:
     places = {name: "cpu" if name.endswith("experts") else "meta" for name in DISK}
     model = dispatch_model(mixtures(), places, main_device="meta", state_dict=held, expert_cache="1MiB")
     model[0].experts.__dict__["_hf_hook"].execution_device = "cpu"  # the meta device cannot tell who was chosen
-    weights, numbers = whole[0].router(TOKENS).softmax(-1).topk(CHOICES, -1)  # type: ignore[operator]
+    weights, numbers = whole[0].router(TOKENS).softmax(-1).topk(CHOICES, -1)
     with torch.no_grad():
-        expected = whole[0].experts(TOKENS, numbers, weights)  # type: ignore[operator]
-        assert torch.equal(model[0].experts(TOKENS, numbers, weights), expected)  # type: ignore[operator]
+        expected = whole[0].experts(TOKENS, numbers, weights)
+        assert torch.equal(model[0].experts(TOKENS, numbers, weights), expected)
         report = model.expert_report()
         assert report.from_disk == 0
         assert report.from_host == report.held > 0
         held["0.experts.down"].mul_(2)
-        assert torch.equal(model[0].experts(TOKENS, numbers, weights), 2 * expected)  # type: ignore[operator]
+        assert torch.equal(model[0].experts(TOKENS, numbers, weights), 2 * expected)
 
 
-def test_copies_pickles_and_removal(load: Callable[..., nn.Module], whole: nn.Module) -> None:
+def test_copies_pickles_and_removal(load: Callable[..., Any], whole: Any) -> None:
     """A copy and a pickle have caches of their own; without hooks, the model is as it was."""
     model = load()
     with torch.no_grad():
         model(TOKENS)
         copied = copy.deepcopy(model)
-        assert copied.expert_report().held == 0  # type: ignore[operator]
+        assert copied.expert_report().held == 0
         assert torch.equal(copied(TOKENS), whole(TOKENS))
         stream = io.BytesIO()
         pickle.dump(model, stream)
@@ -253,7 +259,7 @@ def test_copies_pickles_and_removal(load: Callable[..., nn.Module], whole: nn.Mo
         state = get_state_dict_offloaded_model(model)
         assert all(torch.equal(state[name], value) for name, value in whole.state_dict().items())
     remove_hook_from_submodules(model)
-    assert type(model[0].experts.forward).__name__ == "method"  # type: ignore[index]
+    assert type(model[0].experts.forward).__name__ == "method"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +272,7 @@ def test_copies_pickles_and_removal(load: Callable[..., nn.Module], whole: nn.Mo
     ],
 )
 def test_caches_that_do_not_fit_are_refused(
-    load: Callable[..., nn.Module], size: int | str, device_map: object, text: str
+    load: Callable[..., Any], size: int | str, device_map: object, text: str
 ) -> None:
     """By name, before the model is changed, and so is a cache of experts where there are none."""
     with pytest.raises(ConfigurationError, match=text):
@@ -277,14 +283,14 @@ def test_caches_that_do_not_fit_are_refused(
     assert "_hf_hook" not in model.__dict__
 
 
-def test_a_stack_of_another_count_is_refused(load: Callable[..., nn.Module], tmp_path: Path) -> None:
+def test_a_stack_of_another_count_is_refused(load: Callable[..., Any], tmp_path: Path) -> None:
     """A checkpoint with more experts than the model, a map with fewer, and a router that names one more."""
     state = dict(mixtures().state_dict())
     with torch.no_grad():
         model = load()
         with pytest.raises(OffloadError, match=r"6 to 6 for 6 experts of 0\.experts"):
-            model[0].experts(TOKENS[:2], torch.full((2, 1), COUNT), torch.ones(2, 1))  # type: ignore[index,operator]
-        hook = model[0].experts.__dict__["_hf_hook"]  # type: ignore[index]
+            model[0].experts(TOKENS[:2], torch.full((2, 1), COUNT), torch.ones(2, 1))
+        hook = model[0].experts.__dict__["_hf_hook"]
         hook.weights_map = {"up": state["0.experts.up"][1:], "down": state["0.experts.down"][1:]}
         with pytest.raises(OffloadError, match=r"got \(5, 32, 16\) for 'up', which has \(6, 32, 16\)"):
             model(TOKENS)
@@ -326,16 +332,8 @@ def test_models_of_transformers_generate_the_same(name: str, tmp_path: Path) -> 
     def made() -> Any:
         return transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
 
-    torch.manual_seed(0)
-    save_file({key: value.clone() for key, value in made().state_dict().items()}, tmp_path / "model.safetensors")
-
-    def load(device_map: Any, **arguments: Any) -> Any:
-        with init_empty_weights():
-            model = made()
-        return load_checkpoint_and_dispatch(model, tmp_path, device_map=device_map, **arguments)
-
-    whole = load({"": "cpu"})
-    model = load("auto", expert_cache="8KiB", expert_lookahead=True)
+    load = loader(made, tmp_path)
+    whole, model = load(None, {"": "cpu"}), load("8KiB", expert_lookahead=True)
     words = torch.arange(12).view(2, 6)
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     with torch.inference_mode():
@@ -354,25 +352,25 @@ def test_models_of_transformers_generate_the_same(name: str, tmp_path: Path) -> 
     assert (report.guessed > 0) == (len(report.tokens) > 1)
 
 
-def test_guesses_change_no_output_and_are_counted(load: Callable[..., nn.Module], whole: nn.Module) -> None:
+def test_guesses_change_no_output_and_are_counted(load: Callable[..., Any], whole: Any) -> None:
     """The next router's choice for this layer's tokens is fetched ahead, in evaluation alone, whatever comes of it."""
     for size in (ONE, 3 * ONE, "1MiB"):
         model = load(size, expert_lookahead=True)
         with torch.no_grad():
             model.train()(TOKENS)
-            assert model.expert_report().guessed == 0  # type: ignore[operator]
+            assert model.expert_report().guessed == 0
             model.eval()
-            before = model.expert_report()  # type: ignore[operator]
+            before = model.expert_report()
             right = wrong = 0
             for number in range(6):
                 tokens = TOKENS[number : number + 1]
                 assert torch.equal(model(tokens), whole(tokens))
-                for layer, following in pairwise(whole[:LAYERS]):  # type: ignore[index]
+                for layer, following in pairwise(whole[:LAYERS]):
                     guess = set(following.router(tokens).topk(CHOICES).indices[0].tolist())
                     tokens = layer(tokens)
                     choice = set(following.router(tokens).topk(CHOICES).indices[0].tolist())
                     right, wrong = right + len(guess & choice), wrong + len(guess - choice)
-        report = model.expert_report()  # type: ignore[operator]
+        report = model.expert_report()
         assert (report.guessed, report.guessed_wrong) == (right, wrong)
         assert right > wrong > 0
         assert report.held <= report.budget
@@ -383,7 +381,7 @@ def test_guesses_change_no_output_and_are_counted(load: Callable[..., nn.Module]
 
 
 def test_a_layer_with_extra_inputs_is_not_run_for_a_guess(
-    load: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What else it takes is not known before it is called."""
     own = Mixture.forward
@@ -392,12 +390,12 @@ def test_a_layer_with_extra_inputs_is_not_run_for_a_guess(
     tokens = TOKENS
     with torch.no_grad():
         for _ in range(2):
-            for layer in model[:LAYERS]:  # type: ignore[index]
+            for layer in model[:LAYERS]:
                 tokens = layer(tokens, 0.5)
-    assert model.expert_report().guessed == model.expert_report().guessed_wrong == 0  # type: ignore[operator]
+    assert model.expert_report().guessed == model.expert_report().guessed_wrong == 0
 
 
-def test_a_guess_that_fails_fails_where_the_weights_are_needed(load: Callable[..., nn.Module], tmp_path: Path) -> None:
+def test_a_guess_that_fails_fails_where_the_weights_are_needed(load: Callable[..., Any], tmp_path: Path) -> None:
     """A file that changed raises in the forward that reads it, not in the thread that fetched ahead."""
     model = load("1MiB", expert_lookahead=True).eval()
     with torch.no_grad():
@@ -407,9 +405,7 @@ def test_a_guess_that_fails_fails_where_the_weights_are_needed(load: Callable[..
             model(TOKENS)
 
 
-def test_an_expert_that_came_takes_its_room_once(
-    load: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expert_that_came_takes_its_room_once(load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A full cache stays full, even if the reading thread reports an expert late."""
     arrived = ExpertCache._arrived
 
@@ -423,10 +419,10 @@ def test_an_expert_that_came_takes_its_room_once(
     with torch.no_grad():
         for _ in range(3):
             model(TOKENS.double())
-            assert model.expert_report().held == 8 * ONE  # type: ignore[operator]
+            assert model.expert_report().held == 8 * ONE
 
 
-def test_a_budget_changes_while_the_model_runs(load: Callable[..., nn.Module], whole: nn.Module) -> None:
+def test_a_budget_changes_while_the_model_runs(load: Callable[..., Any], whole: Any) -> None:
     """A smaller one lets experts go at once, a larger one keeps more; one expert is the least."""
     model = load(4 * ONE)
     stop = threading.Event()
@@ -435,8 +431,8 @@ def test_a_budget_changes_while_the_model_runs(load: Callable[..., nn.Module], w
     def resize() -> None:
         while not stop.is_set():
             for count in (1, 7, 3):
-                model.expert_cache.resize(count * ONE)  # type: ignore[operator,union-attr]
-                sizes.append(model.expert_report().held)  # type: ignore[operator]
+                model.expert_cache.resize(count * ONE)
+                sizes.append(model.expert_report().held)
 
     thread = threading.Thread(target=resize)
     thread.start()
@@ -446,23 +442,23 @@ def test_a_budget_changes_while_the_model_runs(load: Callable[..., nn.Module], w
     thread.join()
     assert all(torch.equal(each, whole(TOKENS)) for each in found)
     assert max(sizes) <= 7 * ONE
-    model.expert_cache.resize("4KiB")  # type: ignore[operator,union-attr]
-    assert model.expert_report().held <= ONE  # type: ignore[operator]
+    model.expert_cache.resize("4KiB")
+    assert model.expert_report().held <= ONE
     with pytest.raises(ConfigurationError, match="holds at least one; got expert_cache=4095"):
-        model.expert_cache.resize(ONE - 1)  # type: ignore[operator,union-attr]
-    assert model.expert_report().budget == ONE  # type: ignore[operator]
+        model.expert_cache.resize(ONE - 1)
+    assert model.expert_report().budget == ONE
 
 
-def test_pages_are_counted_and_go_with_their_experts(load: Callable[..., nn.Module]) -> None:
+def test_pages_are_counted_and_go_with_their_experts(load: Callable[..., Any]) -> None:
     """What the CPU computes with from a file in its dtype is the page cache's memory; a cast copy is not."""
     model = load("1MiB")
     with torch.no_grad():
         model(TOKENS)
-        report = model.expert_report()  # type: ignore[operator]
+        report = model.expert_report()
         assert report.in_pages == report.held > 0
         model.double()
         model(TOKENS.double())
-    assert model.expert_report().in_pages == 0  # type: ignore[operator]
+    assert model.expert_report().in_pages == 0
 
 
 class Listed(nn.Module):
@@ -484,17 +480,8 @@ class Listed(nn.Module):
 
 def test_experts_in_a_list_come_when_they_are_called(tmp_path: Path) -> None:
     """Bit for bit, within the budget, through copies, casts and writes; the report counts calls."""
-    torch.manual_seed(0)
-    first = nn.Sequential(Listed(), Listed())
-    save_file(first.state_dict(), tmp_path / "model.safetensors")
-
-    def load(device_map: Any, size: Any = None) -> Any:
-        with torch.device("meta"):
-            model = nn.Sequential(Listed(), Listed())
-        return load_checkpoint_and_dispatch(model, tmp_path, device_map=device_map, expert_cache=size)
-
-    one = 4 * (WIDTH**2 + WIDTH)
-    whole, model = load({"": "cpu"}), load("auto", 2 * one)
+    load, one = loader(lambda: nn.Sequential(Listed(), Listed()), tmp_path), 4 * (WIDTH**2 + WIDTH)
+    whole, model = load(None, {"": "cpu"}), load(2 * one)
     inputs = TOKENS, whole[0](TOKENS)
     asked = sum(layer.router(each).argmax(-1).unique().numel() for layer, each in zip(whole, inputs, strict=True))
     with torch.no_grad():
@@ -511,7 +498,7 @@ def test_experts_in_a_list_come_when_they_are_called(tmp_path: Path) -> None:
                 each[1].experts[last][0].weight.mul_(2)
         torch.testing.assert_close(model(TOKENS), whole(TOKENS))
     with pytest.raises(ConfigurationError, match="holds at least one"):
-        load("auto", one - 1)
+        load(one - 1)
 
 
 class OwnForward(nn.ModuleList):
@@ -538,20 +525,13 @@ class Called(nn.Module):
 @torch.no_grad()
 def test_lists_with_a_forward_of_their_own_take_no_guesses(tmp_path: Path) -> None:
     """Their experts come when they are called; asking for guesses changes nothing."""
-    torch.manual_seed(0)
-    save_file(nn.Sequential(Called(), Called()).state_dict(), tmp_path / "model.safetensors")
-
-    def load(device_map: Any, **arguments: Any) -> Any:
-        with torch.device("meta"):
-            model = nn.Sequential(Called(), Called())
-        return load_checkpoint_and_dispatch(model.eval(), tmp_path, device_map=device_map, **arguments)
-
-    model = load("auto", expert_cache="1MiB", expert_lookahead=True)
-    assert torch.equal(model(TOKENS), load({"": "cpu"})(TOKENS))
+    load = loader(lambda: nn.Sequential(Called(), Called()).eval(), tmp_path)
+    model = load(expert_lookahead=True)
+    assert torch.equal(model(TOKENS), load(None, {"": "cpu"})(TOKENS))
     assert model.expert_report().guessed == 0
 
 
-def test_a_forked_process_reads_experts_itself(load: Callable[..., nn.Module], whole: nn.Module) -> None:
+def test_a_forked_process_reads_experts_itself(load: Callable[..., Any], whole: Any) -> None:
     """The threads that read for its parent are not there: it computes all the same."""
     # Another dtype than the file's, so that experts are cast, by a thread.
     model = load(18 * ONE, DISK, dtype=torch.float64, expert_lookahead=True).eval()
@@ -559,7 +539,7 @@ def test_a_forked_process_reads_experts_itself(load: Callable[..., nn.Module], w
     with torch.no_grad():
         for token in tokens[:4]:
             model(token[None])
-        assert model.expert_report().guessed > 0  # type: ignore[operator]
+        assert model.expert_report().guessed > 0
         child = os.fork()
         if child == 0:
             status = 1

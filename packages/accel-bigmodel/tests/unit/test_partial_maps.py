@@ -127,6 +127,8 @@ def test_weights_on_disk_without_a_folder_are_a_value_error(tmp_path: Path) -> N
         assert isinstance(caught.value, ValueError)
     with pytest.raises(OffloadError, match="cannot be written"):
         load_checkpoint_in_model(model, file, device_map=places, offload_folder=taken)
+    with pytest.raises(OffloadError, match=r"cannot be made.*taken"):
+        disk_offload(model, taken, CPU)
     assert not any(parameter.is_meta for parameter in model.parameters())
 
 

@@ -30,7 +30,7 @@ from accel_core.errors import (
     OffloadError,
     UnsafeCheckpointError,
 )
-from accel_testing import requires
+from accel_testing.memory import MEASURES_MEMORY, Growth
 
 X = torch.arange(8.0).reshape(2, 4)
 
@@ -297,26 +297,20 @@ def test_an_offload_folder_is_loaded_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@requires("platform:linux")
+@MEASURES_MEMORY
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_the_peak_of_memory_is_what_stays_and_one_tensor(dtype: torch.dtype | None, tmp_path: Path) -> None:
     """Loading and casting 64 MiB takes what the model holds in the end, and the largest tensor."""
-
-    def memory(key: str) -> int:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])
-
     file = tmp_path / "model.safetensors"
     layers, largest = 16, 4 * 2**20
     save_file({f"{number}.weight": torch.ones(1024, 1024) for number in range(layers)}, file)
     with init_empty_weights():
         model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(layers)])
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    before = memory("VmRSS")
+    growth = Growth()
     load_checkpoint_in_model(model, file, dtype=dtype)
     assert sum(int(parameter.sum()) for parameter in model.parameters()) == layers * 1024 * 1024
-    assert memory("VmHWM") - before <= sum(parameter.nbytes for parameter in model.parameters()) + 2 * largest
+    assert growth.most() <= sum(parameter.nbytes for parameter in model.parameters()) + 2 * largest
 
 
 class Pair(nn.Module):

@@ -324,8 +324,7 @@ def test_pickled_models_compute_the_same_in_another_process(tmp_path: Path, monk
         del sys.modules["pickled_net"]
     command = [sys.executable, "-c", LOAD, str(tmp_path / "models.pickle"), str(tmp_path / "outputs.pt")]
     path = ":".join([str(tmp_path), *filter(None, sys.path)])
-    done = limits.run(command, env={**os.environ, "PYTHONPATH": path}, quiet=30)
-    assert done.returncode == 0, done.stderr
+    limits.run(command, env={**os.environ, "PYTHONPATH": path}, quiet=30, check=True)
     outputs = torch.load(tmp_path / "outputs.pt")
     assert set(outputs) == set(PLACEMENTS)
     for placement, output in outputs.items():

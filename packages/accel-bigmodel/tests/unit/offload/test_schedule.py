@@ -98,17 +98,6 @@ def test_the_next_transfer_overlaps_and_the_budget_holds(sizes: list[int], compu
     assert run(schedule, bus, blocks, [compute] * len(blocks)) == least
 
 
-@pytest.mark.parametrize(("transfer", "compute"), [(4, 4), (4, 1), (1, 4)])
-def test_equal_blocks_take_the_slower_of_the_two_and_one_block(transfer: int, compute: int) -> None:
-    """A chain of equal blocks takes max(transfer, compute) plus one block."""
-    bus = Bus()
-    blocks = [Block[str](str(number), transfer) for number in range(10)]
-    schedule = Schedule(bus, 3 * transfer)
-    run(schedule, bus, blocks, [compute] * 10)
-    seconds = run(schedule, bus, blocks, [compute] * 10)
-    assert seconds <= max(10 * transfer, 10 * compute) + max(transfer, compute)
-
-
 @pytest.mark.parametrize(
     ("guess", "seconds", "sent"),
     [
@@ -138,16 +127,6 @@ def test_without_a_budget_everything_is_synchronous() -> None:
     for _ in range(2):
         assert run(schedule, bus, blocks, [3.0] * 4) == 4 * 2 + 4 * 3
     assert bus.peak == 2
-
-
-def test_a_block_larger_than_the_budget_travels_alone() -> None:
-    """It is loaded when it is needed, with nothing beside it."""
-    bus = Bus()
-    blocks = [Block[str]("a", 2), Block[str]("big", 9), Block[str]("b", 2)]
-    schedule = Schedule(bus, 4)
-    for _ in range(3):
-        run(schedule, bus, blocks, [1.0] * 3)
-    assert bus.peak == 9
 
 
 @pytest.mark.slow

@@ -70,9 +70,7 @@ def test_an_example_is_equal_and_its_memory_known(tmp_path: Path, accel) -> None
     """The digits train alike on two ranks; speed, memory on a GPU and the line that launches them are shown."""
     for name in ("train_digits.py", "digits.py"):
         shutil.copy(DIGITS.with_name(name), tmp_path)
-    done = accel("try", "--cpu", "--gpu", "A100-80GB", "train_digits.py", quiet=60)
-    found = lines_of(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
+    found = lines_of(accel("try", "--cpu", "--gpu", "A100-80GB", "train_digits.py", quiet=60, status=0).stdout)
     assert found["equal"].startswith("3 optimizer steps on one process and on dp2")
     assert "samples/s on one process" in found["speed"]
     assert found["memory"].endswith("MiB of 80.00 GiB on one A100-80GB")
@@ -84,9 +82,7 @@ def test_an_example_is_equal_and_its_memory_known(tmp_path: Path, accel) -> None
 def test_a_trainer_of_transformers_is_equal(tmp_path: Path, accel) -> None:
     """The loop need not be the script's own; that it seeds all ranks alike is mentioned."""
     (tmp_path / "trainer.py").write_text(TRAINER)
-    done = accel("try", "--cpu", "trainer.py", quiet=60)
-    found = lines_of(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
+    found = lines_of(accel("try", "--cpu", "trainer.py", quiet=60, status=0).stdout)
     assert "losses, gradients and weights agree; dropout: ranks 0 and 1 draw the same masks" in found["equal"]
     assert found["launch"] == "accel launch --cpu --num-processes 2 trainer.py"
 
@@ -131,11 +127,8 @@ def test_the_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_gather_on_one_rank_alone_is_found(tmp_path: Path, accel) -> None:
     """Two ranks hang; the lines of the script on which they stand are named, with the question that helps."""
     (tmp_path / "lonely.py").write_text(LONELY)
-    done = accel(
-        "try", "--cpu", "--timeout", "20", "lonely.py", quiet=90, forked=False
-    )  # a fork prints no stack at SIGABRT
-    found = lines_of(done.stdout)
-    assert done.returncode == 1, done.stdout + done.stderr
+    words = ("try", "--cpu", "--timeout", "20", "lonely.py")
+    found = lines_of(accel(*words, quiet=90, forked=False, status=1).stdout)  # a fork prints no stack at SIGABRT
     gather = LONELY.splitlines().index("        print(accelerator.gather(loss))") + 1
     assert f"rank 0 at lonely.py:{gather}" in found["failed"]
     assert "Is there a call that only some ranks make?" in found["failed"]

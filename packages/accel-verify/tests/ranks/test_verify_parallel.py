@@ -15,8 +15,7 @@ import torch
 from accel_core.errors import LaunchError
 from accel_core.host.availability import has_module
 from accel_core.host.versions import is_torch_version
-from accel_testing import requires
-from accel_testing.world import run
+from accel_testing import requires, world
 from accel_verify.parallel.comparison import Finding, compare, own_draw
 from accel_verify.parallel.layouts import RequestedLayout, requested_layout, requested_layouts
 from accel_verify.parallel.records import RecordedRun, read_run
@@ -52,13 +51,8 @@ def recorded(
     """Run a target on the ranks of a layout, or on one process that reads as many parts."""
     folder.mkdir()
     variables = variables_of(("--cpu", *(layout.words if layout else ("--num-processes", "1"))), folder)
-    failure = run(
-        _record,
-        1 if layout is None else layout.ranks,
-        (str(folder), steps, parts if layout is None else 0, counts, target),
-        environment=variables,
-    )
-    assert failure is None, failure
+    ranks, parts = (1, parts) if layout is None else (layout.ranks, 0)
+    world(ranks, environment=variables)(_record)(str(folder), steps, parts, counts, target)
     return read_run(folder)
 
 
@@ -117,7 +111,7 @@ def test_what_sharding_may_lose_is_equal_or_refused(name: str, layout: str, tmp_
     """Experts that differ by rank and optimizers that see whole matrices train as on one process."""
     given = f"{VERIFIED}:{name}"
     if layout == "fsdp2" and name in ("hooked", "factored"):
-        with pytest.raises(AssertionError, match="PreparationError"):
+        with pytest.raises(pytest.fail.Exception, match="PreparationError"):
             recorded(tmp_path / "ranks", given, requested_layout(layout))
         ranks = read_run(tmp_path / "ranks")
         assert (ranks.refused, ranks.steps) == (True, [])
@@ -130,29 +124,34 @@ def test_what_sharding_may_lose_is_equal_or_refused(name: str, layout: str, tmp_
     assert [len(run.steps) for run in (alone, ranks)] == [2, 2]
 
 
+WRONG = {
+    "mixture": (("wrong_weight", "dropped_token"), "outputs differ first in `experts`"),
+    "layers": (("swapped_labels",), ""),
+}
+"""Of a training, what may be wrong in it, and what is said then."""
+
+
 @requires("engine:fsdp")
-@pytest.mark.parametrize("name", ["ep2", pytest.param("fsdp2xep2", marks=pytest.mark.slow)])
-def test_shared_experts_are_equal_and_send_faults_found(name: str, tmp_path: Path) -> None:
-    """A sound dispatch differs in nothing; a wrong weight and a dropped token are found in the first step."""
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("mixture", "ep2"),
+        ("layers", "pp2"),
+        pytest.param("mixture", "fsdp2xep2", marks=pytest.mark.slow),
+        pytest.param("layers", "pp2xfsdp2", marks=pytest.mark.slow),
+    ],
+)
+def test_shared_parts_are_equal_and_their_faults_are_found(target: str, name: str, tmp_path: Path) -> None:
+    """Experts and stages differ in nothing; wrong weights, a dropped token and swapped labels do in the first step."""
     layout = requested_layout(name)
-    alone = recorded(tmp_path / "one", f"{VERIFIED}:mixture", parts=layout.parts)
-    assert compare(alone, recorded(tmp_path / "ranks", f"{VERIFIED}:mixture", layout)) == []
-    for fault in ("wrong_weight", "dropped_token"):
-        findings = compare(alone, recorded(tmp_path / fault, f"{VERIFIED}:mixture_{fault}", layout))
+    alone = recorded(tmp_path / "one", f"{VERIFIED}:{target}", parts=layout.parts)
+    assert compare(alone, recorded(tmp_path / "ranks", f"{VERIFIED}:{target}", layout)) == []
+    faults, told = WRONG[target]
+    for fault in faults:
+        findings = compare(alone, recorded(tmp_path / fault, f"{VERIFIED}:{target}_{fault}", layout))
         assert findings, fault
         assert findings[0].step == 1, str(findings[0])
-        assert "outputs differ first in `experts`" in findings[0].text, str(findings[0])
-
-
-@requires("engine:fsdp")
-@pytest.mark.parametrize("name", ["pp2", pytest.param("pp2xfsdp2", marks=pytest.mark.slow)])
-def test_pipelines_are_equal_and_swapped_labels_are_found(name: str, tmp_path: Path) -> None:
-    """Stages differ in nothing, and what a loss was computed from is found in the first step."""
-    layout = requested_layout(name)
-    alone = recorded(tmp_path / "one", f"{VERIFIED}:layers", parts=layout.parts)
-    assert compare(alone, recorded(tmp_path / "ranks", f"{VERIFIED}:layers", layout)) == []
-    findings = compare(alone, recorded(tmp_path / "swapped", f"{VERIFIED}:layers_swapped_labels", layout))
-    assert findings[0].step == 1, str(findings[0])
+        assert told in findings[0].text, str(findings[0])
 
 
 def test_noise_of_each_rank_is_named_and_excuses_no_fault(one: RecordedRun, tmp_path: Path) -> None:
@@ -280,7 +279,7 @@ def test_a_rate_that_is_scaled_by_the_number_of_processes(one: RecordedRun, tmp_
 @requires("engine:fsdp")
 def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
     """A model that cannot be split is refused on every rank, with the strategy's own words."""
-    with pytest.raises(AssertionError, match="plan"):
+    with pytest.raises(pytest.fail.Exception, match="plan"):
         recorded(tmp_path / "ranks", f"{VERIFIED}:sound", requested_layout("tp2"))
     ranks = read_run(tmp_path / "ranks")
     assert (ranks.refused, ranks.steps) == (True, [])
@@ -290,9 +289,7 @@ def test_what_a_strategy_refuses_is_written_down(tmp_path: Path) -> None:
 def test_the_command_is_green(accel) -> None:
     """The table has every step of one process and of the ranks, nothing is left behind, and the status is 0."""
     words = ("verify-parallel", "--cpu", "--steps", "2", "--layouts", "dp2", f"{VERIFIED}:sound")
-    done = accel(*words, quiet=30)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    lines = accel(*words, quiet=30, status=0).stdout.splitlines()
     assert [line.split()[0] for line in lines if line.startswith(("one process", "dp2 "))] == ["one", "dp2", "dp2"]
     assert "dp2 equals one process" in lines
     assert lines[1].split() == ["layout", "step", "loss", "gradient", "norm", "weight", "norm", "memory", "per", "rank"]
@@ -313,7 +310,7 @@ def ended(place: Path, *codes: int, timed_out: bool = False, printed: str = "") 
 
 def test_ranks_that_fail_are_a_verdict(one: RecordedRun, tmp_path: Path) -> None:
     """It names the rank that failed by itself and its error; the run on one process is not blamed."""
-    with pytest.raises(AssertionError, match="KeyError: 'ours'"):
+    with pytest.raises(pytest.fail.Exception, match="KeyError: 'ours'"):
         recorded(tmp_path / "ranks", f"{VERIFIED}:fails_on_ranks", requested_layout("dp2"))
     ranks = read_run(tmp_path / "ranks")
     (layout,) = requested_layouts("dp2")

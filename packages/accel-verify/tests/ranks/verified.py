@@ -174,21 +174,33 @@ def fails_on_ranks() -> None:
     train()
 
 
+def begun(
+    made: Callable[[], nn.Module], kind: Callable[..., torch.optim.Optimizer], loader: Any, **given: Any
+) -> tuple[Accelerator, Any, Any, Any]:
+    """Return a run, and a model from a seed, its optimizer and a loader, prepared."""
+    accelerator = Accelerator(**given)
+    set_seed(5)
+    net = made()
+    return accelerator, *accelerator.prepare(net, kind(net.parameters()), loader)
+
+
+def step(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
+    """Take a step along clipped gradients."""
+    accelerator.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def split() -> None:
     """Train a model that fits every mesh: each rank has its part of tokens, products and parameters."""
-    accelerator = Accelerator()
-    set_seed(5)
-    net = Split()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    model, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(tagged(16), batch_size=2, shuffle=True))
+    loader: Any = DataLoader(tagged(16), batch_size=2, shuffle=True)
+    accelerator, model, optimizer, loader = begun(Split, partial(torch.optim.AdamW, lr=1e-2), loader)
     for tokens, labels in loader:
         buffers = [tokens, labels]
         with accelerator.maybe_context_parallel(buffers, buffer_seq_dims=[1, 1], no_restore_buffers=set(buffers)):
             loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten(), reduction="sum")
             accelerator.backward(loss, weight=labels.numel())
-        accelerator.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
+        step(accelerator, model, optimizer)
 
 
 def shared() -> None:
@@ -196,38 +208,28 @@ def shared() -> None:
     warnings.filterwarnings("ignore", r"`?torch\.distributed[\w.]+`? is deprecated", FutureWarning)  # DeepSpeed's calls
     transformers = importlib.import_module("transformers")
     sizes = {"vocab_size": 128, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    accelerator = Accelerator()
-    set_seed(5)
-    net = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
-    )
+    config = transformers.LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
     text = torch.tensor(list(__doc__.encode()[:128])).view(8, 16)  # type: ignore[union-attr]
     rows = [{"input_ids": row, "labels": row} for row in text]
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    model, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(rows, batch_size=2, shuffle=True))
+    loader: Any = DataLoader(rows, batch_size=2, shuffle=True)
+    made, kind = partial(transformers.LlamaForCausalLM, config), partial(torch.optim.AdamW, lr=1e-2)
+    accelerator, model, optimizer, loader = begun(made, kind, loader)
     for batch in loader:
         labels = batch.pop("labels", None)
         shifted = batch.pop("shift_labels") if labels is None else F.pad(labels[:, 1:], (0, 1), value=-100)
         scores = model(**batch).logits.flatten(0, 1)
         loss = F.cross_entropy(scores, shifted.flatten(), reduction="sum")
         accelerator.backward(loss, weight=(shifted != -100).sum())
-        accelerator.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
+        step(accelerator, model, optimizer)
 
 
 def mixture() -> None:
     """Train a mixture of experts, which ranks may share out."""
-    accelerator = Accelerator()
-    set_seed(5)
-    net = Mixture()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    model, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(samples(32), batch_size=2, shuffle=True))
+    loader: Any = DataLoader(samples(32), batch_size=2, shuffle=True)
+    accelerator, model, optimizer, loader = begun(Mixture, partial(torch.optim.SGD, lr=0.5), loader)
     for tokens, classes in loader:
         accelerator.backward(F.cross_entropy(model(tokens), classes))
-        accelerator.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
+        step(accelerator, model, optimizer)
 
 
 def mixture_wrong_weight() -> None:
@@ -265,17 +267,12 @@ class Layers(nn.Module):
 
 def layers() -> None:
     """Train layers, which ranks may share out."""
-    accelerator = Accelerator()
-    set_seed(5)
-    net = Layers()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    data = TensorDataset(torch.randn(32, WIDTH), torch.arange(32) % 3)
-    model, optimizer, loader = accelerator.prepare(net, optimizer, DataLoader(data, batch_size=8))
+    values = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(6))
+    loader: Any = DataLoader(TensorDataset(values, torch.arange(32) % 3), batch_size=8)
+    accelerator, model, optimizer, loader = begun(Layers, partial(torch.optim.SGD, lr=0.5), loader)
     for values, labels in loader:
         accelerator.backward(model(values, labels)["loss"])
-        accelerator.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
+        step(accelerator, model, optimizer)
 
 
 def layers_swapped_labels() -> None:

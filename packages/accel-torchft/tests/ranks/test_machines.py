@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from accel_core.host.ports import get_free_port
 from accel_testing import limits
+from accel_testing.network import DEVICE, ip, two_machines
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from runs import SAMPLES, check, command_of, results
@@ -24,7 +24,6 @@ pytest.importorskip("accel_launch", reason="accel-launch is an extra")
 pytest.importorskip("torchft", reason="torchft is not installed")
 
 ADDRESSES = ("10.79.0.1", "10.79.0.2")
-DEVICE = "accel-v"
 SLURM = Path(__file__).parents[3] / "accel-launch" / "tests" / "ranks"
 CUT = 5.0  # seconds without a network
 
@@ -60,41 +59,11 @@ def steps_of(folder: Path, replica: int) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def namespaces_allowed() -> bool:
-    """Try to make a network namespace."""
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        return False
-    name = f"replicas-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
-    if made:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return made
-
-
-def ip(*words: str) -> None:
-    """Change the network."""
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
 @pytest.fixture
 def names() -> Iterator[list[str]]:
     """Make two network namespaces that reach each other."""
-    if not namespaces_allowed():
-        pytest.skip("network namespaces need root and iproute2")
-    found = [f"replicas-{os.getpid()}-{letter}" for letter in "ab"]
-    try:
-        for name in found:
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ends = ["netns", found[0], "type", "veth", "peer", "name", DEVICE, "netns", found[1]]
-        ip("link", "add", DEVICE, *ends)
-        for name, address in zip(found, ADDRESSES, strict=True):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", DEVICE)
-            ip("-n", name, "link", "set", DEVICE, "up")
+    with two_machines(*ADDRESSES) as found:
         yield found
-    finally:
-        for name in found:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 def test_a_replica_dies_on_another_machine_and_comes_back(tmp_path: Path) -> None:

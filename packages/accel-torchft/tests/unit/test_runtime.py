@@ -50,10 +50,10 @@ def replica(monkeypatch: pytest.MonkeyPatch, fresh_state: None) -> Iterator[None
     lead(True)
 
 
-def made(**arguments: Any) -> Accelerator:
-    """Return an Accelerator with handlers for replicas."""
-    handlers = arguments.pop("handlers", [FaultToleranceKwargs()])
-    return Accelerator(cpu=True, kwargs_handlers=handlers, **arguments)
+@pytest.fixture
+def made(replica: None) -> Callable[..., Accelerator]:
+    """Return what makes an Accelerator with a handler for replicas, of which this process is one."""
+    return partial(Accelerator, cpu=True, kwargs_handlers=[FaultToleranceKwargs()])
 
 
 def loader_of(samples: int = 8) -> DataLoader[Any]:
@@ -64,15 +64,14 @@ def loader_of(samples: int = 8) -> DataLoader[Any]:
 @pytest.mark.usefixtures("fresh_state")
 def test_without_the_launcher_the_handler_does_nothing() -> None:
     """A script with FaultToleranceKwargs trains alone as ever."""
-    accelerator = made()
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[FaultToleranceKwargs()])
     assert accelerator.replicas is None
     model, loader = accelerator.prepare(nn.Linear(1, 1), loader_of())
     for (batch,) in loader:
         accelerator.backward(model(batch).sum())
 
 
-@pytest.mark.usefixtures("replica")
-def test_settings_with_which_replicas_would_part_are_refused() -> None:
+def test_settings_with_which_replicas_would_part_are_refused(made: Any) -> None:
     """Each is named before a process of torchft is there."""
     with pytest.raises(ConfigurationError, match="step_scheduler_with_optimizer=False"):
         made(step_scheduler_with_optimizer=False)
@@ -81,8 +80,7 @@ def test_settings_with_which_replicas_would_part_are_refused() -> None:
         made()
 
 
-@pytest.mark.usefixtures("replica")
-def test_loaders_that_cannot_be_divided_anew_are_refused() -> None:
+def test_loaders_that_cannot_be_divided_anew_are_refused(made: Any) -> None:
     """Streams, batches without a size, and the readers of others: nothing of them stays prepared."""
     accelerator = made()
     sizes = [[0, 1, 2], [3], [4, 5, 6, 7]]
@@ -98,8 +96,7 @@ def test_loaders_that_cannot_be_divided_anew_are_refused() -> None:
     assert accelerator._dataloaders == []
 
 
-@pytest.mark.usefixtures("replica")
-def test_evaluation_reads_all_data_on_each_replica() -> None:
+def test_evaluation_reads_all_data_on_each_replica(made: Any) -> None:
     """Under no_grad, and where models are set to evaluate, a loader gives everything, the short batch too."""
     accelerator = made()
     model, loader = accelerator.prepare(nn.Linear(1, 1), loader_of(7))
@@ -109,8 +106,7 @@ def test_evaluation_reads_all_data_on_each_replica() -> None:
     assert torch.cat([batch for (batch,) in loader]).flatten().tolist() == [*range(7)]
 
 
-@pytest.mark.usefixtures("replica")
-def test_steps_that_replicas_cannot_make_are_refused() -> None:
+def test_steps_that_replicas_cannot_make_are_refused(made: Any) -> None:
     """A backward pass of no prepared loader, and an optimizer that asks for several losses."""
     accelerator = made()
     model = nn.Linear(1, 1)
@@ -124,8 +120,7 @@ def test_steps_that_replicas_cannot_make_are_refused() -> None:
         next(iter(skipped))
 
 
-@pytest.mark.usefixtures("replica")
-def test_optimizers_that_update_inside_of_backward_are_refused() -> None:
+def test_optimizers_that_update_inside_of_backward_are_refused(made: Any) -> None:
     """They would learn from the gradients of one replica alone."""
     library = pytest.importorskip("lomo_optim", reason="needs the library lomo_optim, not installed here")
     accelerator, model = made(), nn.Linear(1, 1)
@@ -184,8 +179,7 @@ def test_trackers_follow_the_replica_that_speaks_for_the_run(guarded: bool, capl
     assert "nothing is tracked any more. Call it outside of any `if`" in caplog.text
 
 
-@pytest.mark.usefixtures("replica")
-def test_weights_on_the_cpu_are_refused_beside_gpus() -> None:
+def test_weights_on_the_cpu_are_refused_beside_gpus(made: Any) -> None:
     """NCCL, which averages over replicas on GPUs, would lose every step of them."""
     runtime = made()._runtime
     runtime.keep_model(nn.Linear(1, 1))
@@ -208,8 +202,7 @@ class _Manager:
         self.error = error
 
 
-@pytest.mark.usefixtures("replica")
-def test_an_exchange_that_was_given_up_is_not_read() -> None:
+def test_an_exchange_that_was_given_up_is_not_read(made: Any) -> None:
     """NCCL's wait returns before an exchange is done, and one that was given up leaves what was in memory before."""
     from torchft.process_group import ProcessGroupGloo
     from torchft.work import _DummyWork
@@ -233,7 +226,7 @@ def address_of(lighthouse: Any) -> str:
 
 
 @pytest.fixture
-def connected(monkeypatch: pytest.MonkeyPatch, replica: None) -> Iterator[Accelerator]:
+def connected(monkeypatch: pytest.MonkeyPatch, made: Any) -> Iterator[Accelerator]:
     """Return an Accelerator whose replica meets others through torchft's own servers, and is alone."""
     from torchft.coordination import LighthouseServer
 
@@ -294,8 +287,7 @@ def test_a_replica_whose_objects_differ_ends(connected: Accelerator) -> None:
         replicas.meet()
 
 
-@pytest.mark.usefixtures("replica")
-def test_an_error_of_nccl_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_nccl_does_not_end_the_process(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group over replicas is made where torch leaves errors to torchft; torch's launcher asks for the opposite."""
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     found = []
@@ -312,8 +304,7 @@ def test_an_error_of_nccl_does_not_end_the_process(monkeypatch: pytest.MonkeyPat
     assert found == ["0"]
 
 
-@pytest.mark.usefixtures("replica")
-def test_a_state_is_taken_behind_what_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_is_taken_behind_what_writes_it(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams of torchft take it and copy it to the CPU, which wait for no other stream of a GPU."""
     replicas, seen = made().replicas, list[str]()
     monkeypatch.setattr(CpuDevice, "synchronize", lambda _: seen.append("waited"))

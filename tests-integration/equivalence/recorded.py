@@ -34,8 +34,7 @@ def printed(python: str, program: str, *words: str) -> list[dict[str, Any]]:
     # The variable may name a tree of this project, which the original must not find.
     environment = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "") if ours else ""}
     command, start = [python, str(FOLDER.with_name(program)), *words], Program if ours else subprocess.Popen
-    done = limits.run(command, env=environment, quiet=60, started_by=start)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = limits.run(command, env=environment, quiet=60, started_by=start, check=True)
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -89,11 +89,16 @@ class Own(torch.utils.data.Sampler):
 """
 
 
-def check(script: Path, *options: str) -> tuple[int, str]:
-    """Run the command; return its exit status and what it printed."""
-    command = [sys.executable, "-m", "accel_launch", "check-resume", "--cpu", *options, str(script)]
-    done = limits.run(command, quiet=24, started_by=ProgramAndRanks)
-    return done.returncode, done.stdout + done.stderr
+def check(
+    script: Path, steps: int, at: int, *options: str, words: tuple[str, ...] = (), status: int = 0,
+    begins: str = "identical",
+) -> str:  # fmt: skip
+    """Run the command, which ends with a status, on a script and its words; return what it printed, which begins so."""
+    command = [sys.executable, "-m", "accel_launch", "check-resume", "--cpu", f"--steps={steps}", f"--at={at}"]
+    done = limits.run([*command, *options, str(script), *words], quiet=24, started_by=ProgramAndRanks)
+    printed = done.stdout + done.stderr
+    assert (done.returncode, printed.startswith(begins)) == (status, True), printed
+    return printed
 
 
 def write(path: Path, sampler: str, choice: str) -> Path:
@@ -107,8 +112,7 @@ def test_a_script_that_resumes_exactly(tmp_path: Path, source: str) -> None:
     """Mid-epoch, with dropout, accumulation and a schedule, or in two stages of a pipeline: identical."""
     script = tmp_path / "train.py"
     script.write_text(source)
-    code, words = check(script, "--steps", "9", "--at", "4", "--num-processes", "2")
-    assert (code, words.startswith("identical")) == (0, True), words
+    words = check(script, 9, 4, "--num-processes", "2")
     assert "load_state restored the position of loaders" in words
 
 
@@ -116,12 +120,10 @@ def test_a_script_written_for_accelerate(tmp_path: Path, monkeypatch: pytest.Mon
     """On the drop-in, one that does not skip differs at its first step; with the variable it is identical."""
     script = write(tmp_path / "train.py", "", "shuffle=True, generator=torch.Generator()")
     script.write_text(script.read_text().replace("from accel_core.accelerator", "from accelerate"))
-    code, words = check(script, "--steps", "6", "--at", "4")
-    assert (code, words.startswith("step 5, rank 0: data order differs")) == (1, True), words
+    words = check(script, 6, 4, status=1, begins="step 5, rank 0: data order differs")
     assert "load_state left loaders at the start of an epoch" in words
     monkeypatch.setenv("ACCEL_RESTORE_POSITION", "yes")
-    code, words = check(script, "--steps", "6", "--at", "4")
-    assert (code, words.startswith("identical")) == (0, True), words
+    check(script, 6, 4)
 
 
 @pytest.mark.full("another case of a grid")
@@ -145,8 +147,7 @@ def test_a_script_that_skips_by_itself(tmp_path: Path, monkeypatch: pytest.Monke
         "    rest = accelerator.skip_first_batches(loader, done % 12) if epoch == done // 12 else loader"
         f"{loop.replace('in loader', 'in rest')}        accelerator.save_state()\n"
     )
-    code, words = check(script, "--steps", "9", "--at", "7")
-    assert (code, words.startswith("identical")) == (0, True), words
+    words = check(script, 9, 7)
     assert "load_state left loaders at the start of an epoch" in words
 
 
@@ -164,16 +165,14 @@ def test_automatic_names_and_a_script_that_resumes_itself(tmp_path: Path, monkey
     text = text.replace("for epoch in range(4):", f"{resume}for epoch in range(loader.iteration, 4):")
     heads = "from accel_core.errors import CheckpointNotFoundError\nfrom accel_core.plugins.project import *\n"
     script.write_text(f"{heads}{text}    accelerator.save_state()\n")
-    code, words = check(script, "--steps", "9", "--at", "7")
-    assert (code, words.startswith("identical")) == (0, True), words
+    check(script, 9, 7)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_script_whose_data_order_differs(tmp_path: Path) -> None:
     """A sampler that nobody can replay is found at the first step, with its name, and the status is 1."""
     script = write(tmp_path / "train.py", OTHER_ORDER, "sampler=Own()")
-    code, words = check(script, "--steps", "4", "--at", "2")
-    assert code == 1
+    words = check(script, 4, 2, status=1, begins="")
     assert "step 1, rank 0: data order differs: batch 0 of the step is" in words
 
 
@@ -189,12 +188,11 @@ def test_data_drawn_without_a_seed_are_named(tmp_path: Path, drawn: str, named: 
     script = write(tmp_path / "train.py", "", "shuffle=True")
     text = script.read_text().replace("torch.manual_seed(0)\n", "").replace("Numbers(),", f"{drawn},")
     script.write_text(text)
-    code, words = check(script, "--steps", "4", "--at", "2")
     if not named:
-        assert (code, words.startswith("identical")) == (0, True), words
+        check(script, 4, 2)
         return
+    words = check(script, 4, 2, status=1, begins="not comparable: a layer at ")
     line = next(number for number, each in enumerate(text.splitlines(), 1) if named in each)
-    assert (code, words.startswith("not comparable: a layer at ")) == (1, True), words
     assert f"`{named}` at {script}:{line}" in words.splitlines()[0]
     assert words.splitlines()[1].startswith("step 3, rank 0: data order differs")
 
@@ -202,12 +200,13 @@ def test_data_drawn_without_a_seed_are_named(tmp_path: Path, drawn: str, named: 
 def test_wrong_arguments_and_scripts_are_named(tmp_path: Path) -> None:
     """An interruption outside the run, no script, a script that fails and one that is too short."""
     script = write(tmp_path / "train.py", "", "shuffle=True")
-    assert "Choose 0 < at < steps" in check(script, "--steps", "4", "--at", "4")[1]
-    assert "The script does not exist" in check(tmp_path / "no.py", "--steps", "4", "--at", "2")[1]
     (tmp_path / "broken.py").write_text("raise KeyError('mine')")
-    code, words = check(tmp_path / "broken.py", "--steps", "4", "--at", "2")
-    assert code != 0
-    assert "KeyError: 'mine'" in words
+    for wrong, at, status, told in (
+        (script, 4, 2, "Choose 0 < at < steps"),
+        (tmp_path / "no.py", 2, 2, "The script does not exist"),
+        (tmp_path / "broken.py", 2, 1, "KeyError: 'mine'"),
+    ):
+        assert told in check(wrong, 4, at, status=status, begins="")
 
 
 OTHER_WAYS = pytest.mark.full("another case of a grid")
@@ -227,8 +226,7 @@ OTHER_WAYS = pytest.mark.full("another case of a grid")
 def test_a_script_that_leaves_too_soon(tmp_path: Path, way: str, ranks: str, made: int) -> None:
     """One that leaves with success before all steps is not identical to anything, and is told how many it made."""
     (tmp_path / "idle.py").write_text(f"import sys\n{way}\n")
-    code, words = check(tmp_path / "idle.py", "--steps", "9", "--at", "4", "--num-processes", ranks)
-    assert code == 1
+    words = check(tmp_path / "idle.py", 9, 4, "--num-processes", ranks, status=1, begins="")
     assert f"made {made} optimizer steps of 9" in words
     assert "identical" not in words
 
@@ -237,6 +235,4 @@ def test_a_script_that_leaves_too_soon(tmp_path: Path, way: str, ranks: str, mad
 @requires("sklearn", "tensorboard", "tqdm")
 def test_the_example_resumes_exactly(tmp_path: Path) -> None:
     """The quickstart's training script, interrupted in the middle of an epoch."""
-    command = ["--steps", "6", "--at", "3", "--num-processes", "2", str(EXAMPLE), "--folder", str(tmp_path / "runs")]
-    done = limits.run([sys.executable, "-m", "accel_launch", "check-resume", "--cpu", *command], quiet=24)
-    assert (done.returncode, done.stdout.startswith("identical")) == (0, True), done.stdout + done.stderr
+    check(EXAMPLE, 6, 3, "--num-processes", "2", words=("--folder", str(tmp_path / "runs")))

@@ -1,7 +1,6 @@
 """Replicas that are killed at random, by the dozen: what benchmarks/replicas.py measures is also right."""
 
 import contextlib
-import importlib.util
 import os
 import re
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_testing import limits
+from accel_testing import limits, requires
 
 pytest.importorskip("torchft", reason="torchft is not installed")
 
@@ -28,8 +27,7 @@ def test_random_kills_lose_and_repeat_no_sample() -> None:
     """
     kills = os.environ.get("ACCEL_KILLS", "40")
     command = [sys.executable, str(SCRIPT), "--only", "kills", "--kills", kills, "--minutes", "60"]
-    done = limits.run(command, quiet=3600)
-    assert done.returncode == 0, done.stderr
+    done = limits.run(command, quiet=3600, check=True)
     rows = {cells[1].strip(): cells[2].strip() for cells in (line.split("|") for line in done.stdout.splitlines())}
     found = {re.sub(r"\d+", "N", name): value for name, value in rows.items()}
     assert found["N kills in N runs: survivors restarted"] == "0", done.stderr
@@ -67,14 +65,13 @@ def digits(folder: Path, *flags: str, meanwhile: Callable[[], None] = lambda: No
     return float(found[1]), errors
 
 
+@requires("sklearn")
 @pytest.mark.full("a whole training")
 def test_digits_reach_their_accuracy_after_a_replica_returns(tmp_path: Path) -> None:
     """One of three replicas is killed when the state of mid-way is saved; three ranks that nobody kills do no better.
 
     With a minimum of three, the others wait for it, so that it is there again before the end.
     """
-    if importlib.util.find_spec("sklearn") is None:
-        pytest.skip("scikit-learn is not installed")
 
     def kill() -> None:
         assert limits.wait_until((tmp_path / "killed" / "state").is_dir, quiet=60)

@@ -32,7 +32,6 @@ from accel_testing import limits, requires, world
 ROOT = Path(__file__).parents[2]
 GRID = pytest.mark.full("another case of a grid")
 ALONE = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # each rank on a machine of its own
-COMMAND = [sys.executable, "-m", "accel_launch"]
 STEPS = """
 import sys, torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -74,18 +73,16 @@ def bucket(s3: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return f"s3://{name}"
 
 
-class Blocks(nn.Module):
-    """Layers in a row."""
+def command(*words: object) -> list[str]:
+    """Return a command line of the launcher."""
+    return [sys.executable, "-m", "accel_launch", *map(str, words)]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
 
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return numbers."""
-        for block in self.blocks:
-            values = block(values)
-        return values
+def place_of(address: str) -> store.Store:
+    """Return the store at an address."""
+    found = address_of(address)
+    assert isinstance(found, Address)
+    return store.Store(found)
 
 
 def sharded(seed: int, kind: str = "fsdp2") -> tuple[Accelerator, nn.Module, torch.optim.Optimizer]:
@@ -97,7 +94,7 @@ def sharded(seed: int, kind: str = "fsdp2") -> tuple[Accelerator, nn.Module, tor
         given = {"fsdp_plugin": plugin}
     accelerator = Accelerator(cpu=True, **given)
     torch.manual_seed(seed)
-    model = Blocks()
+    model: nn.Module = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
     found = model(torch.ones(4, 256))
     accelerator.backward(found.loss if kind == "pp" else found.pow(2).mean())
@@ -194,58 +191,37 @@ def test_check_resume_saves_to_a_store(s3: FaultyProxy, bucket: str, tmp_path: P
     """`check-resume --store` saves the interrupted run at an address, passes, and leaves nothing there."""
     script = tmp_path / "steps.py"
     script.write_text(STEPS)
-    command = [*COMMAND, "check-resume", "--cpu", "--at", "2", "--steps", "4"]
-    done = limits.run([*command, "--store", f"{bucket}/checked", str(script)], quiet=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "identical" in done.stdout
+    words = command("check-resume", "--cpu", "--at=2", "--steps=4", f"--store={bucket}/checked", script)
+    assert "identical" in limits.run(words, quiet=60, check=True).stdout
     assert any("check-resume-" in path for _, path, _ in s3.seen)
-    found = address_of(bucket)
-    assert isinstance(found, Address)
-    assert store.Store(found).sizes("") == {}
+    assert place_of(bucket).sizes("") == {}
 
 
 def test_merge_weights_reads_and_writes_stores(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:
     """`merge-weights` reads the shards of a checkpoint at an address, and writes whole weights to another."""
     arguments = settings(s3), str(tmp_path), f"{bucket}/run", tmp_path / "told"
     world(2, quiet=20)(save_sharded)(*arguments)
-    found = address_of(bucket)
-    assert isinstance(found, Address)
-    merge = ["merge-weights", f"{bucket}/run/pytorch_model_fsdp_0", f"{bucket}/merged"]
-    done = limits.run([*COMMAND, *merge], quiet=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert store.Store(found).sizes("merged").keys() == {"model.safetensors"}
+    merge = command("merge-weights", f"{bucket}/run/pytorch_model_fsdp_0", f"{bucket}/merged")
+    limits.run(merge, quiet=60, check=True)
+    assert place_of(bucket).sizes("merged").keys() == {"model.safetensors"}
 
 
 @requires("sklearn", "tensorboard")
 @pytest.mark.full("a whole training")
 def test_an_example_that_is_killed_goes_on_from_a_store(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:
     """`train_digits.py` is killed after its save to `s3://`, resumed, and ends with the weights of a run in one go."""
-    command = [
-        *COMMAND,
-        "launch",
-        "--cpu",
-        "--num-processes",
-        "2",
-        str(ROOT / "examples" / "train_digits.py"),
-        "--folder",
-        str(tmp_path / "run"),
-    ]
-    straight = limits.run([*command, "--state", f"{bucket}/straight"], quiet=120)
-    assert straight.returncode == 0, straight.stderr
-    killed = subprocess.Popen(
-        [*command, "--state", f"{bucket}/killed"], stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    found = address_of(f"{bucket}/killed")
-    assert isinstance(found, Address)
-    deadline = limits.Deadline(120)
-    while commits.newest(store.Store(found)) is None:
+    example = [ROOT / "examples" / "train_digits.py", f"--folder={tmp_path / 'run'}"]
+    words = command("launch", "--cpu", "--num-processes=2", *example)
+    straight = limits.run([*words, f"--state={bucket}/straight"], quiet=120, check=True)
+    killed = subprocess.Popen([*words, f"--state={bucket}/killed"], stderr=subprocess.DEVNULL, start_new_session=True)
+    found, deadline = place_of(f"{bucket}/killed"), limits.Deadline(120)
+    while commits.newest(found) is None:
         assert killed.poll() is None
         assert not deadline.is_over
         time.sleep(0.05)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
-    resumed = limits.run([*command, "--state", f"{bucket}/killed", "--resume"], quiet=120)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = limits.run([*words, f"--state={bucket}/killed", "--resume"], quiet=120, check=True)
     assert "equal to the uninterrupted run" in resumed.stdout
     accuracy = [re.search(r"test accuracy +(\S+)", each.stdout) for each in (straight, resumed)]
     assert None not in accuracy

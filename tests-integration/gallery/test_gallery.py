@@ -52,8 +52,8 @@ def test_a_script_prints_its_result(name: str, processes: int, results: Path) ->
         [sys.executable, *launch, str(script), "--folder", str(folder)],
         env=os.environ | {"ACCELERATE_USE_CPU": "true"},
         quiet=30,
+        check=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(SCRIPTS[name]) == 1, done.stdout
     assert re.search(rf"^  processes +{processes}$", done.stdout, re.MULTILINE), done.stdout
     assert ("of peak FLOP/s" in done.stderr) is (name == "language_model")  # which has a meter

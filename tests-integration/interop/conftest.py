@@ -91,9 +91,7 @@ def run_client(python: str, words: list[str], folder: Path, **variables: str) ->
         "PYTHONHASHSEED": "0",  # diffusers orders a pipeline's models by a set of their names
         **variables,
     }
-    done = limits.run([python, *words], cwd=folder, env=environment, quiet=60)
-    if done.returncode:
-        pytest.fail(f"{' '.join(words)} ended with {done.returncode} under {python}:\n{done.stderr[-6000:]}")
+    done = limits.run([python, *words], cwd=folder, env=environment, quiet=60, check=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -213,6 +211,17 @@ def assert_alike() -> Callable[[dict[str, Any], dict[str, Any]], None]:
         for name, value in ours.items():
             expected = others[name]
             assert value == (pytest.approx(expected, rel=1e-4, abs=1e-5) if _is_numbers(value) else expected), name
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def assert_close() -> Callable[..., None]:
+    """Return a check that what some runs logged is what others did, to single precision."""
+
+    def check(found: dict[str, Any], expected: dict[str, Any], *keys: str, within: float = 1e-4) -> None:
+        for key in keys:
+            assert found[key] == pytest.approx(expected[key], rel=within, abs=1e-5), key
 
     return check
 

@@ -75,11 +75,10 @@ def test_two_devices_train_alike(compare: Ask, on_devices: Ask, assert_alike: As
 
 
 @pytest.mark.parametrize("case", TRAINED)
-def test_two_ranks_train_like_one(compare: Ask, alone: Ask, case: str) -> None:
+def test_two_ranks_train_like_one(compare: Ask, alone: Ask, assert_close: Ask, case: str) -> None:
     """Two ranks that share the batches of one process train to its losses and weights, to single precision."""
     ours = compare("trainer_ranks", 2).ours[case]
-    for key in ("losses", "evaluation", "weights"):
-        assert ours[key] == pytest.approx(alone("trainer_ranks")[case][key], rel=1e-4, abs=1e-5)
+    assert_close(ours, alone("trainer_ranks")[case], "losses", "evaluation", "weights")
 
 
 def test_two_ranks_agree_after_an_evaluation(compare: Ask) -> None:

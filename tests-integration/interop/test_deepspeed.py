@@ -22,17 +22,13 @@ WITH_PEFT = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not in
         pytest.param("stage 3, trl", marks=WITH_TRL),
     ],
 )
-def test_the_trainer_runs_engines(sharded: Any, case: str) -> None:
+def test_the_trainer_runs_engines(sharded: Any, assert_close: Any, case: str) -> None:
     """Losses, gradient norms, rates and whole weights are those of one process, also after resuming."""
     two, one = (side[case] for side in sharded("deepspeed_trainer"))
     adapted = case.endswith(("adapters", "trl"))
-    assert (two["engine"], one["engine"]) == (
-        "DeepSpeedEngine",
-        {True: "PeftModel", False: "LlamaForCausalLM"}[adapted],
-    )
+    assert (two["engine"], one["engine"]) == ("DeepSpeedEngine", "PeftModel" if adapted else "LlamaForCausalLM")
     # DeepSpeed moves a schedule that it owns in the step itself, before the Trainer logs the rate.
     left_out = {"engine"} if case.startswith("stage 2") else {"engine", "rates"}
-    for key in one.keys() - left_out:
-        assert two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-5), key
+    assert_close(two, one, *(one.keys() - left_out))
     if "resumed" in two:
         assert two["resumed"] == two["weights"]

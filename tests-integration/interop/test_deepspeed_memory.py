@@ -169,8 +169,7 @@ def found() -> dict[Any, int]:
     peaks: dict[Any, int] = {}
     for ranks in (2, 4):
         command = [sys.executable, "-W", "ignore", __file__, str(ranks)]
-        run = limits.run(command, quiet=60)
-        assert run.returncode == 0, run.stderr[-3000:]
+        run = limits.run(command, quiet=60, check=True)
         peaks |= zip(of_ranks(ranks), json.loads(run.stdout.splitlines()[-1]), strict=True)
     return peaks
 

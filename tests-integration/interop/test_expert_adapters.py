@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "packages" / "accel-parallel" / "tests"))
+from several_ranks import WIDTH, Experts, Listed, advance
 
 from accel_core.accelerator import Accelerator
 from accel_core.errors import PreparationError
@@ -20,43 +25,7 @@ from accel_testing import world
 
 pytest.importorskip("peft")
 
-WIDTH, COUNT, ROWS, STEPS = 6, 4, 5, 3
-
-
-class Listed(nn.ModuleList):
-    """Experts that are modules."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)) for _ in range(COUNT)
-        )
-        self.num_experts = COUNT
-
-    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of what each token's experts make of it."""
-        found = torch.zeros_like(tokens)
-        for number, expert in enumerate(self):
-            row, choice = torch.where(numbers == number)
-            if len(row):
-                found = found.index_add(0, row, weights[row, choice, None] * expert(tokens[row]))
-        return found
-
-
-class Stacked(nn.Module):
-    """Experts whose parameters are stacked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_experts = COUNT
-        self.up = nn.Parameter(torch.randn(COUNT, WIDTH, WIDTH) / 3)
-
-    def forward(self, tokens: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum of what each token's experts make of it."""
-        found = torch.zeros_like(tokens)
-        for number in range(self.num_experts):
-            row, choice = torch.where(numbers == number)
-            found = found.index_add(0, row, weights[row, choice, None] * torch.tanh(tokens[row] @ self.up[number]))
-        return found
+ROWS, STEPS = 5, 3
 
 
 class Net(nn.Module):
@@ -64,7 +33,7 @@ class Net(nn.Module):
 
     def __init__(self, experts: nn.Module) -> None:
         super().__init__()
-        self.first, self.router, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, COUNT), nn.Linear(WIDTH, 1)
+        self.first, self.router, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 4), nn.Linear(WIDTH, 1)
         self.experts = experts
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -91,10 +60,7 @@ def train(net: Any, run: Accelerator | None) -> dict[str, torch.Tensor]:
         net, optimizer = run.prepare(net, optimizer)
     for step in rows:
         given = step.reshape(-1, WIDTH) if run is None else step[ensure().rank]
-        loss = net(given).square().mean()
-        loss.backward() if run is None else run.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        advance(net(given).square().mean(), optimizer, run=run)
     return {name.removeprefix("module."): whole(value).detach() for name, value in net.state_dict().items()}
 
 
@@ -108,7 +74,7 @@ def accelerator(sharded: bool) -> Accelerator:
 @pytest.mark.parametrize("sharded", [False, True])
 def test_adapters_of_experts_train_as_one_process(sharded: bool) -> None:
     """Weights of adapters are those of one process, and what they adapt stays as it was."""
-    for kind, target in ((Listed, r".*experts\.\d+\.[02]"), (Stacked, r".*(first|router)")):
+    for kind, target in ((Listed, r".*experts\.\d+\.[02]"), (Experts, r".*(first|router)")):
         reset_all()
         net = adapted(kind, target_modules=target)
         before = copy.deepcopy(net.state_dict())
@@ -124,7 +90,7 @@ def test_adapters_of_experts_train_as_one_process(sharded: bool) -> None:
 @pytest.mark.parametrize("sharded", [False, True])
 def test_adapters_before_stacked_experts_are_refused(sharded: bool) -> None:
     """The error names the adapter, the experts behind it, and both ways out; the model stays as it was."""
-    net = adapted(Stacked, target_modules=[], target_parameters=["experts.up"])
+    net = adapted(Experts, target_modules=[], target_parameters=["experts.up"])
     before = dict(net.named_parameters())
     with pytest.raises(PreparationError, match=r"got .*\.experts, an adapter on the experts .*base_layer\. .* list of"):
         accelerator(sharded).prepare(net)

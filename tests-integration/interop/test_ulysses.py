@@ -9,11 +9,10 @@ pytestmark = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspee
 
 
 @pytest.mark.parametrize("case", ["stage 2", "stage 3"])
-def test_the_trainer_shares_sequences(sharded: Any, case: str) -> None:
+def test_the_trainer_shares_sequences(sharded: Any, assert_close: Any, case: str) -> None:
     """Losses, norms, evaluation and whole weights are those of one process: last windows are short, stage 3 resumes."""
     two, one = (side[case] for side in sharded("ulysses_trainer"))
-    for key, value in one.items():
-        assert two[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
+    assert_close(two, one, *one)
 
 
 def test_the_trainer_takes_every_step_that_it_counts(sharded: Any) -> None:

@@ -93,20 +93,19 @@ TEMPLATES = {
 }
 
 
-def started(words: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def started(words: list[str], folder: Path, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a program with one thread for each process, and return what it did."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HOME": str(folder)} | variables
-    return limits.run([sys.executable, *words], cwd=folder, env=environment, quiet=24)
+    return limits.run([sys.executable, *words], cwd=folder, env=environment, quiet=24, check=check)
 
 
-def launched(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def launched(words: list[str], folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run the launcher."""
-    return started(["-m", "accel_launch", "launch", *words], folder)
+    return started(["-m", "accel_launch", "launch", *words], folder, check)
 
 
 def found_by(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Return what a program found that ended well: its line of JSON."""
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Return what a program found: its line of JSON."""
     return dict(json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{"))))
 
 
@@ -160,7 +159,7 @@ def test_sequences_are_shared_by_flags_alone(tmp_path: Path) -> None:
 def test_fp8_on_a_cpu_is_refused_before_anything_starts(tmp_path: Path) -> None:
     """The template with fp8 is refused with both places named."""
     (tmp_path / "config.yaml").write_text(fields(2, precision="fp8"))
-    done = launched(["--config_file", "config.yaml", str(SCRIPT)], tmp_path)
+    done = launched(["--config_file", "config.yaml", str(SCRIPT)], tmp_path, check=False)
     assert done.returncode != 0
     assert re.search(r"got fp8 from config\.yaml:\d+, and cpu from config\.yaml:\d+", done.stderr), done.stderr
 
@@ -173,7 +172,6 @@ def test_the_example_trains_in_stage_3(tmp_path: Path) -> None:
         folder = tmp_path / str(len(flags))
         script = [str(EXAMPLES / "train_digits.py"), "--folder", str(folder)]
         done = launched(["--cpu", "--num_processes", "2", *flags, *script], tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
         scores.append(float(re.search(r"test accuracy\W+([\d.]+)", done.stdout)[1]))  # type: ignore[index]
         assert list((folder / "model").glob("*.safetensors"))
     assert scores[1] == pytest.approx(scores[0], abs=0.005)

@@ -33,53 +33,47 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source" / "toy"
 
 
-def prove(source: Path, *strangers: str) -> "subprocess.CompletedProcess[str]":
-    """Run the script where the package is installed."""
+def prove(source: Path, *strangers: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
+    """Run the script, which ends with a status, where the package is installed."""
     environment = os.environ | {"PYTHONPATH": str(source.parents[1] / "installed")}
     words = [sys.executable, str(ALONE), str(source), "toy", *strangers]
-    return limits.run(words, env=environment)
+    done = limits.run(words, env=environment)
+    assert done.returncode == status, done.stderr
+    return done
 
 
 def test_a_package_that_is_alone_and_whole_passes(source: Path) -> None:
     """Every module is imported; a program is not run."""
     for place in (source, source.parents[1] / "installed" / "toy"):
         (place / "__main__.py").write_text("raise SystemExit(3)\n")
-    done = prove(source, "stranger")
-    assert (done.returncode, done.stdout) == (0, "toy: 4 modules import; not importable: stranger\n"), done.stderr
+    assert prove(source, "stranger").stdout == "toy: 4 modules import; not importable: stranger\n"
 
 
 def test_a_sibling_that_is_there_is_named(source: Path) -> None:
     """A sibling that can be imported makes all the rest worthless."""
     (source.parents[1] / "installed" / "stranger.py").touch()
-    done = prove(source, "stranger")
-    assert done.returncode == 1
-    assert "yet these can be imported: stranger" in done.stderr
+    assert "yet these can be imported: stranger" in prove(source, "stranger", status=1).stderr
 
 
 @pytest.mark.parametrize("name", ["py.typed", "inner/deep.py"])
 def test_a_file_that_the_wheel_lacks_is_named(source: Path, name: str) -> None:
     """Code, and what is no code."""
     (source.parents[1] / "installed" / "toy" / name).unlink()
-    done = prove(source)
-    assert done.returncode == 1
-    assert f"lacks files that lie in {source}: {name}" in done.stderr
+    assert f"lacks files that lie in {source}: {name}" in prove(source, status=1).stderr
 
 
 @pytest.mark.parametrize("library", ["no_such_library", "foreign_library", "pytest"])
 def test_a_module_that_needs_what_is_not_declared_fails(source: Path, library: str) -> None:
     """However deep it lies, and whether or not another package brought the library."""
     (source.parents[1] / "installed" / "toy" / "inner" / "deep.py").write_text(f"import {library}\n")
-    done = prove(source)
-    assert done.returncode == 1
-    assert f"No module named '{library}'" in done.stderr
+    assert f"No module named '{library}'" in prove(source, status=1).stderr
 
 
 def test_a_module_finds_what_a_library_of_its_own_needs(source: Path) -> None:
     """What is declared may itself declare more."""
     deep = source.parents[1] / "installed" / "toy" / "inner" / "deep.py"
     deep.write_text("import deep_library, deeper_library\n")
-    done = prove(source)
-    assert done.returncode == 0, done.stderr
+    prove(source)
 
 
 @pytest.mark.parametrize(("owner", "seen"), [("deep_library", True), ("foreign_library", False)])
@@ -89,5 +83,4 @@ def test_what_others_offer_is_not_found(source: Path, owner: str, seen: bool) ->
     (installed / f"{owner}-1.0.dist-info" / "entry_points.txt").write_text(f"[group]\npoint = {owner}\n")
     search = "[place for place in sys.path for _ in pathlib.Path(place).glob('*.dist-info/entry_points.txt')]"
     (installed / "toy" / "inner" / "deep.py").write_text(f"import pathlib, sys\nassert bool({search}) is {seen}\n")
-    done = prove(source)
-    assert done.returncode == 0, done.stderr
+    prove(source)

@@ -19,8 +19,7 @@ HEAVY = {"torch", "numpy", "rich", "questionary", "transformers", "tensorboard",
 def loaded(*command: str) -> set[str]:
     """Run Python on a command and return the top-level modules that it imports."""
     env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
-    done = limits.run([sys.executable, *command], env=env, quiet=12)
-    assert done.returncode == 0, done.stderr
+    done = limits.run([sys.executable, *command], env=env, quiet=12, check=True)
     lines = (line for line in done.stderr.splitlines() if line.startswith("import time:"))
     return {line.rpartition("|")[2].strip().split(".")[0] for line in lines}
 

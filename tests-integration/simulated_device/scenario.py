@@ -5,7 +5,6 @@ import gc
 import io
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -357,26 +356,6 @@ def experts(sim: Any, folder: Path) -> None:
                 assert brought[away] == report.misses > 0
 
 
-SCENARIOS: dict[str, Callable[[Any, Path], None]] = {
-    scenario.__name__: scenario
-    for scenario in (
-        spread,
-        budget,
-        full,
-        refused,
-        tight,
-        gradients,
-        back,
-        mixed,
-        pinned,
-        prepared,
-        unshared,
-        experts,
-        exhausted,
-    )
-}
-
-
 def main() -> dict[str, Any]:
     """Run the scenarios that are named, each in its own folder, and return what each raised."""
     sim = simulated.set_up()
@@ -387,7 +366,7 @@ def main() -> dict[str, Any]:
         gc.collect()  # what the one before left on the devices would count against the limits of this one
         results[name] = ""
         try:
-            SCENARIOS[name](sim, folder)
+            globals()[name](sim, folder)
         except BaseException:
             results[name] = traceback.format_exc()
     return results

@@ -46,17 +46,22 @@ def build() -> Any:
         )
 
 
-def tell(main: Callable[[], dict[str, Any]]) -> None:
-    """Print what a program found as a line of JSON, and leave: a backend torn down with the interpreter may abort."""
+def leave(main: Callable[[], object]) -> None:
+    """Run a program, and leave with its status: a backend that is torn down with the interpreter may abort."""
     status = 0
     try:
-        sys.stdout.write(json.dumps(main()) + "\n")
+        main()
     except BaseException:
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def tell(main: Callable[[], dict[str, Any]]) -> None:
+    """Print what a program found as a line of JSON, and leave."""
+    leave(lambda: sys.stdout.write(json.dumps(main()) + "\n"))
 
 
 def make_known() -> None:

@@ -30,8 +30,7 @@ def raised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     Path(runpy.run_path(str(HERE / "simulated.py"))["build_folder"](), "lock").touch()  # as a killed build leaves it
     for names in GROUPS:
         words = [sys.executable, "scenario.py", str(tmp_path_factory.mktemp("scenario")), *names]
-        done = limits.run(words, cwd=HERE, quiet=30, started_by=Program)
-        assert done.returncode == 0, done.stderr
+        done = limits.run(words, cwd=HERE, quiet=30, started_by=Program, check=True)
         gathered.update(json.loads(done.stdout.splitlines()[-1]))
     return gathered
 

@@ -50,12 +50,7 @@ def _train(precision: str, **config: Any) -> dict[str, Any]:
     return {"losses": losses, "restored": restored, "adapter": sorted(adapter), **ended}
 
 
-def main() -> None:
-    """Run every case and print what came out."""
+if __name__ == "__main__":
     found = {"lora": _train("no"), "dora": _train("no", use_dora=True)}
     # The simulated accelerator has no autocast.
     report({**found, "dropout in bf16": _train("bf16", lora_dropout=0.2)} if CPU else found)
-
-
-if __name__ == "__main__":
-    main()

@@ -117,8 +117,7 @@ def _fine_tuned() -> dict[str, Any]:
     return _result(trainer)
 
 
-def main() -> None:
-    """Run every case and print what came out."""
+if __name__ == "__main__":
     state = PartialState(cpu=True)
     if state.is_main_process:
         Path("second.json").write_text(json.dumps(SECOND))
@@ -138,7 +137,3 @@ def main() -> None:
     if find_spec("trl") is not None:
         found["stage 3, trl"] = _fine_tuned()
     report(found)
-
-
-if __name__ == "__main__":
-    main()

@@ -70,11 +70,6 @@ def _loop(precision: str) -> dict[str, Any]:
     return {"losses": losses, "rates": rates, "synced": synced, "restored": restored, **ended}
 
 
-def main() -> None:
-    """Run every case and print what came out."""
+if __name__ == "__main__":
     # The simulated accelerator has no autocast.
     report({"loop": _loop("no"), **({"loop in bf16": _loop("bf16")} if CPU else {})})
-
-
-if __name__ == "__main__":
-    main()

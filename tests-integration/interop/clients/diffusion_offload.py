@@ -4,9 +4,7 @@ The device computes on the CPU but has a memory of its own: what lies on it is c
 two devices is refused.
 """
 
-import os
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import simulated
 import torch
 from diffusers import DiTPipeline, DiTTransformer2DModel
 from images import draw, save_pipeline
-from models import report
 
 FOLDER = Path("pipeline")
 FIRST, SECOND = f"{simulated.NAME}:0", f"{simulated.NAME}:1"
@@ -73,8 +70,8 @@ def _pipeline_map(sim: Any, expected: torch.Tensor) -> dict[str, Any]:
     return {**found, "map": {name: str(place) for name, place in pipeline.hf_device_map.items()}}
 
 
-def main() -> None:
-    """Run every case and print what came out."""
+def main() -> dict[str, Any]:
+    """Run every case and return what came out."""
     sim = simulated.set_up()
     save_pipeline(FOLDER)
     whole = DiTPipeline.from_pretrained(FOLDER).to(FIRST)
@@ -84,24 +81,14 @@ def main() -> None:
     outer = dict.fromkeys(("pos_embed", "norm_out", "proj_out_1", "proj_out_2"), FIRST)
     devices = {**outer, **dict(zip(blocks, (FIRST, SECOND, SECOND, FIRST), strict=True))}
     offloaded = {**outer, **dict(zip(blocks, (FIRST, SECOND, "cpu", "disk"), strict=True))}
-    report(
-        {
-            "model offload": _model_offload(sim, expected),
-            "sequential offload": _sequential_offload(sim, expected),
-            "device map": _device_map(sim, devices, expected),
-            "device map with CPU and disk": _device_map(sim, offloaded, expected),
-            "balanced": _pipeline_map(sim, expected),
-        }
-    )
+    return {
+        "model offload": _model_offload(sim, expected),
+        "sequential offload": _sequential_offload(sim, expected),
+        "device map": _device_map(sim, devices, expected),
+        "device map with CPU and disk": _device_map(sim, offloaded, expected),
+        "balanced": _pipeline_map(sim, expected),
+    }
 
 
 if __name__ == "__main__":
-    status = 1
-    try:
-        main()
-        status = 0
-    except Exception:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # the backend may abort when it is torn down with the interpreter
+    simulated.tell(main)

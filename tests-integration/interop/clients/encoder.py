@@ -63,8 +63,7 @@ def _train(name: str, loss: Any, columns: dict[str, list[Any]], resume: str | No
     return {"losses": losses, "files": files, **trained(model)}
 
 
-def main() -> None:
-    """Run every case and print what came out."""
+if __name__ == "__main__":
     save_model()
     results = {"encode": _encode()}
     pairs: dict[str, list[Any]] = {"first": SENTENCES, "second": SENTENCES[::-1]}
@@ -73,7 +72,3 @@ def main() -> None:
     results["ranking"] = _train("ranking", MultipleNegativesRankingLoss, pairs)
     results["resumed"] = _train("ranking", MultipleNegativesRankingLoss, pairs, resume="ranking/checkpoint-2")
     report(results)
-
-
-if __name__ == "__main__":
-    main()

@@ -33,10 +33,5 @@ def _likelihoods() -> dict[str, Any]:
     return {"scores": [value for _, value in sorted(found)], "tried": tried}
 
 
-def main() -> None:
-    """Run every case and print what came out."""
-    report({"likelihoods": _likelihoods()})
-
-
 if __name__ == "__main__":
-    main()
+    report({"likelihoods": _likelihoods()})

@@ -4,7 +4,6 @@ On two gloo ranks models are sharded, on one process they are whole. `straight` 
 checkpoints; `resumed` goes on from the middle one, in a process of its own.
 """
 
-import hashlib
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from models import WORLD, adapted, llama, lora, report, sequences, settings, some_of
+from models import WORLD, adapted, hash_of, llama, lora, report, sequences, settings, some_of
 from text import sentence, tokenizer
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -37,11 +36,7 @@ def _held(trainer: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _digest(trainer: Any, weights_only: bool = False) -> str:
-    total = hashlib.sha256()
-    for name, value in _held(trainer):
-        if not weights_only or " " not in name:
-            total.update(name.encode() + value.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
+    return hash_of((name, value) for name, value in _held(trainer) if not weights_only or " " not in name)
 
 
 def _moments(trainer: Any) -> list[float]:

@@ -59,8 +59,7 @@ def _arrived() -> dict[str, Any]:
     return {"losses": losses, "norms": norms, "weights": weights, "sharded": sharded}
 
 
-def main() -> None:
-    """Run every case and print what came out."""
+if __name__ == "__main__":
     report(
         {
             "version 2": _train("two", llama(), {**BLOCKS}),
@@ -74,7 +73,3 @@ def main() -> None:
             "sft of adapters": sft("sft_adapters", adapters=True),
         }
     )
-
-
-if __name__ == "__main__":
-    main()

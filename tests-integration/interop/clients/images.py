@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, DiTPipeline, DiTTransformer2DModel, UNet2DModel
+from diffusers import AutoencoderKL, DDIMPipeline, DDIMScheduler, DiTPipeline, DiTTransformer2DModel, UNet2DModel
 
 
 def unet() -> UNet2DModel:
@@ -32,9 +32,10 @@ def save_pipeline(folder: Path) -> None:
     DiTPipeline(transformer, autoencoder, DDIMScheduler(num_train_timesteps=20)).save_pretrained(folder)
 
 
-def draw(pipeline: DiTPipeline) -> torch.Tensor:
+def draw(pipeline: DiTPipeline | DDIMPipeline) -> torch.Tensor:
     """Return the image that three steps draw from a fixed noise."""
     pipeline.set_progress_bar_config(disable=True)
+    label = {"class_labels": [1]} if isinstance(pipeline, DiTPipeline) else {}
     generator = torch.Generator().manual_seed(1)
-    images = pipeline([1], generator=generator, num_inference_steps=3, output_type="np").images
+    images = pipeline(**label, generator=generator, num_inference_steps=3, output_type="np").images
     return torch.as_tensor(images)

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from accelerate.utils import gather_object
@@ -47,6 +49,22 @@ def sequences(count: int, length: int = 8, seed: int = 1) -> list[dict[str, torc
     return [{"input_ids": row, "labels": row, "attention_mask": torch.ones_like(row)} for row in rows]
 
 
+class Stream(IterableDataset):  # type: ignore[type-arg]
+    """Sequences without a length.
+
+    Args:
+        count: How many.
+        seed: Where they come from.
+    """
+
+    def __init__(self, count: int, seed: int = 1) -> None:
+        self.rows = sequences(count, seed=seed)
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield the sequences."""
+        yield from self.rows
+
+
 def lora() -> Any:
     """Return the configuration of adapters that are not zero."""
     from peft import LoraConfig  # the environment of a client without adapters may have no peft
@@ -84,13 +102,18 @@ def some_of(state: dict[str, torch.Tensor]) -> list[float]:
     return found
 
 
-def digest(model: nn.Module) -> str:
-    """Return a hash of all weights, bit by bit."""
+def hash_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return a hash of tensors and their names, bit by bit."""
     total = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        total.update(name.encode())
-        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    for name, tensor in tensors:
+        values = tensor.detach().cpu().reshape(-1).contiguous()
+        total.update(name.encode() + values.view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
+
+
+def digest(model: nn.Module) -> str:
+    """Return a hash of all weights."""
+    return hash_of(sorted(model.state_dict().items()))
 
 
 def trained(model: nn.Module) -> dict[str, Any]:

@@ -90,8 +90,7 @@ def _adapters(folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Run every case and print what came out."""
+if __name__ == "__main__":
     report(
         {
             "reload": _reload(_folder("first")),
@@ -100,7 +99,3 @@ def main() -> None:
             "limited": _limited(_folder("fourth")),
         }
     )
-
-
-if __name__ == "__main__":
-    main()

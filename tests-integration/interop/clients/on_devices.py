@@ -6,7 +6,6 @@ The device computes on the CPU but has a memory of its own: an operation on tens
 import os
 import runpy
 import sys
-import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "simulated_device"))
@@ -23,12 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    status = 1
-    try:
-        main()
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # the backend may abort when it is torn down with the interpreter
+    simulated.leave(main)

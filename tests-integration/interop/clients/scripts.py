@@ -4,7 +4,6 @@
 is not run, and why is what is found.
 """
 
-import hashlib
 import json
 import os
 import random
@@ -20,8 +19,9 @@ from typing import NamedTuple
 import numpy
 import torch
 from datasets import Dataset
+from models import hash_of
 from PIL import Image
-from safetensors import safe_open
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader
@@ -253,19 +253,11 @@ def found() -> dict[str, object]:
     return {
         "scalars": scalars,
         "files": [name for name in files if not re.search(r"^logs/|events\.out|/\d+\.\d+/", name)],  # of trackers
-        "weights": {name: digest(OUTPUT / name) for name in files if name.endswith("safetensors")},
+        "weights": {
+            name: hash_of(sorted(load_file(OUTPUT / name).items())) for name in files if name.endswith("safetensors")
+        },
         "results": {name: json.loads((OUTPUT / name).read_text()) for name in files if name == "all_results.json"},
     }
-
-
-def digest(path: Path) -> str:
-    """Return a hash of a file's tensors, bit by bit."""
-    total = hashlib.sha256()
-    with safe_open(path, framework="pt") as tensors:
-        for name in sorted(tensors.keys()):
-            total.update(name.encode())
-            total.update(tensors.get_tensor(name).contiguous().view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
 
 
 if __name__ == "__main__":

@@ -1,20 +1,13 @@
 """The transformers Trainer in one process: many ways to train, evaluate, predict, save and resume."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from models import digest, llama, logged, report, sequences, settings
-from torch.utils.data import IterableDataset
+from models import Stream, digest, llama, logged, report, sequences, settings
 from transformers import Trainer, TrainingArguments, set_seed
 
 DATA = sequences(24)
 EVALUATION = sequences(7, seed=2)
-
-
-class _Stream(IterableDataset):  # type: ignore[type-arg]
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        yield from DATA
 
 
 def _trainer(name: str, data: Any = DATA, **arguments: Any) -> Trainer:
@@ -75,8 +68,7 @@ def _find_batch_size() -> dict[str, Any]:
     return {"sizes": sizes, "weights": digest(trainer.model)}
 
 
-def main() -> None:
-    """Run every case and print what came out."""
+if __name__ == "__main__":
     report(
         {
             "plain": _train("plain"),
@@ -85,8 +77,8 @@ def main() -> None:
             "bf16": _train("bf16", bf16=True),
             "clipping": _train("clipping", max_grad_norm=0.1),
             "split": _train("split", accelerator_config={"split_batches": True}),
-            "dispatch": _train("dispatch", data=_Stream(), max_steps=5, accelerator_config={"dispatch_batches": True}),
-            "stream": _train("stream", data=_Stream(), max_steps=5, accelerator_config={"dispatch_batches": False}),
+            "dispatch": _train("dispatch", data=Stream(24), max_steps=5, accelerator_config={"dispatch_batches": True}),
+            "stream": _train("stream", data=Stream(24), max_steps=5, accelerator_config={"dispatch_batches": False}),
             "unseeded": _train("unseeded", accelerator_config={"use_seedable_sampler": False}),
             "checkpointing": _train("checkpointing", gradient_checkpointing=True),
             "evaluate": _evaluate(),
@@ -94,7 +86,3 @@ def main() -> None:
             "find batch size": _find_batch_size(),
         }
     )
-
-
-if __name__ == "__main__":
-    main()

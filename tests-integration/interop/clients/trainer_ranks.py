@@ -1,20 +1,9 @@
 """The transformers Trainer on several gloo ranks or one process, trained with and without an evaluation before."""
 
-from collections.abc import Iterator
 from typing import Any
 
-import torch
-from models import llama, logged, report, sequences, settings, trained
-from torch.utils.data import IterableDataset
+from models import Stream, llama, logged, report, sequences, settings, trained
 from transformers import Trainer, TrainingArguments, set_seed
-
-
-class Stream(IterableDataset):  # type: ignore[type-arg]
-    """Sequences without a length."""
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield the sequences."""
-        yield from sequences(24)
 
 
 def _train(
@@ -38,19 +27,14 @@ def _train(
     }
 
 
-def main() -> None:
-    """Run every case and print what came out."""
+if __name__ == "__main__":
     report(
         {
             "plain": _train("plain"),
             "accumulation": _train("accumulation", gradient_accumulation_steps=3),
             "split": _train("split", accelerator_config={"split_batches": True}, per_device_train_batch_size=4),
-            "dispatch": _train("dispatch", data=Stream(), max_steps=6, accelerator_config={"dispatch_batches": True}),
+            "dispatch": _train("dispatch", data=Stream(24), max_steps=6, accelerator_config={"dispatch_batches": True}),
             "uneven evaluation": _train("uneven", evaluated=7, max_steps=2),
             "evaluated first": _train("evaluated", evaluate_first=True),
         }
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -41,14 +41,9 @@ def _trl(word: str, data: Path, *more: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Run every case and print what came out."""
+if __name__ == "__main__":
     llama().save_pretrained("model")
     tokenizer().save_pretrained("model")
     texts = _folder("texts", [{"text": sentence(seed)} for seed in range(8)])
     pairs = _folder("pairs", preferences())
     report({"sft": _trl("sft", texts, "--max_length", "8"), "dpo": _trl("dpo", pairs, "--max_length", "16")})
-
-
-if __name__ == "__main__":
-    main()

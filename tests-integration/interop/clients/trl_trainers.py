@@ -74,11 +74,6 @@ def _in_process() -> dict[str, Any]:
     return {"script": args.training_script, "words": args.training_script_args}
 
 
-def main() -> None:
-    """Run every case and print what came out."""
+if __name__ == "__main__":
     found = {"sft": _sft(), "dpo": _dpo(), "reward": _reward()}
     report(found if WORLD > 1 else {**found, "in process": _in_process()})
-
-
-if __name__ == "__main__":
-    main()

@@ -52,10 +52,5 @@ def _train(stage: int, count: int = 24, resumed_from: int | None = None) -> dict
     return {**found, "steps": trainer.state.global_step, "weights": weights}
 
 
-def main() -> None:
-    """Run every case and print what came out."""
-    report({"stage 2": _train(2), "stage 3": _train(3, resumed_from=2), "uneven": _train(2, 18)})
-
-
 if __name__ == "__main__":
-    main()
+    report({"stage 2": _train(2), "stage 3": _train(3, resumed_from=2), "uneven": _train(2, 18)})

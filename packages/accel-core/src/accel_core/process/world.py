@@ -22,7 +22,7 @@ from accel_core._records import record
 from accel_core._torch import default_store
 from accel_core.devices import registry
 from accel_core.devices.device import Device
-from accel_core.errors import CollectiveError, ConfigurationError, StateError
+from accel_core.errors import CollectiveError, ConfigurationError, StateError, expect_one_of
 from accel_core.host import environ
 from accel_core.host.affinity import set_numa_affinity
 from accel_core.options.engines import flagged
@@ -205,6 +205,8 @@ def _set_up(cpu: bool, needs: GroupNeeds, init: dict[str, Any]) -> World:
         place = replace(place, rank=dist.get_rank(), size=dist.get_world_size())
         place = replace(place, local_size=min(place.local_size, place.size)) if place.source != "alone" else place
     number = torch.device(wanted).index if wanted else None
+    if number is not None:
+        expect_one_of(range(hardware.count()), f"the number of the device {wanted!r}", number)
     device = hardware.place(place.local_rank if number is None else number)
     backend: str | None = None
     if dist.is_initialized():

@@ -49,12 +49,6 @@ def _set(self: object, name: str, value: object) -> None:
     object.__setattr__(self, name, value)
 
 
-def _delete(self: object, name: str) -> None:
-    if _is_frozen(self, name):
-        raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
-    object.__delattr__(self, name)
-
-
 class LateInit:
     """Stands for the constructor of a dataclass until somebody asks for it, and puts the real one in its place."""
 
@@ -109,7 +103,7 @@ else:
                 setattr(cls, name, function)
         made = dataclasses.dataclass(init=False, frozen=frozen and not alone, repr=False, eq=False)(cls)
         if alone:
-            made.__setattr__, made.__delattr__ = _set, _delete
+            made.__setattr__ = _set
             made.__dataclass_params__.frozen = True
         if "__init__" not in vars(cls):
             made.__init__ = LateInit(made)

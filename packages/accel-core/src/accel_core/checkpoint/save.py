@@ -31,7 +31,7 @@ from accel_core.checkpoint.format import Part, Run, SaveRequest, SharedPart
 from accel_core.checkpoint.manifest import Entry, Manifest, content_of, versions
 from accel_core.checkpoint.plain import PlainFormat, models_for_hooks
 from accel_core.checkpoint.ranks import Ranks
-from accel_core.checkpoint.remote.storage import RemoteStorage
+from accel_core.checkpoint.remote.storage import RemoteStorage, probe
 from accel_core.checkpoint.staging import Buffers
 from accel_core.checkpoint.storage import Storage, place_of, storage_of
 from accel_core.comm.arrival import arrive
@@ -131,7 +131,9 @@ def check_project(run: Run) -> None:
     if isinstance(folder, Address) and run.project.automatic_checkpoint_naming:
         ranks = Ranks(run.world, "Accelerator")
         with ranks.together(f"Looking at the address of the project, {str(run.project.project_dir)!r},"):
-            RemoteStorage(run.world, Address(folder / "checkpoint_0")).probe()
+            storage = RemoteStorage(run.world, Address(folder / "checkpoint_0"))
+            if run.world.is_local_main:
+                probe(storage.store)
 
 
 def _target(project: ProjectConfiguration, output_dir: str | os.PathLike[str] | None) -> Path:

@@ -121,11 +121,6 @@ class RemoteStorage:
         except (CheckpointError, ConfigurationError) as error:
             logger.warning(_KEPT, self.target, error)
 
-    def probe(self) -> None:
-        """Make sure, on the first rank of a machine, that checkpoints can be written and deleted here."""
-        if self.world.is_local_main:
-            probe(self.store)
-
     def newest(self) -> Path:
         """Return the one with the highest number of which every file is there."""
         seen = []

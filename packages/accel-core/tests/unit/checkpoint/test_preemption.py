@@ -3,12 +3,10 @@
 import os
 import signal
 import sys
-import threading
 
 import pytest
 
 from accel_core.checkpoint import preemption
-from accel_core.errors import StateError
 from accel_testing import limits
 
 SIGNALED = """
@@ -65,19 +63,3 @@ def test_leaving_exits_with_the_code_that_means_try_again() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         preemption.unwatch()
-
-
-def test_watching_from_another_thread_is_refused() -> None:
-    """Python delivers signals to the main thread only."""
-    errors: list[Exception] = []
-
-    def watch() -> None:
-        try:
-            preemption.watch()
-        except StateError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    thread.join()
-    assert "main thread" in str(errors[0])

@@ -217,22 +217,6 @@ def test_skip_takes_the_place_of_a_loaded_position(seedable):
     assert first != second
 
 
-def test_the_first_pass_after_a_load_says_where_it_goes_on(caplog):
-    """Epoch and samples are logged once, at INFO, and not for scripts that skip batches by number."""
-    loader = make()
-    values(loader)
-    _, position = stop_after(loader, 2)
-    fresh, skipped = make(), make()
-    fresh.cursor.load_state_dict(position)
-    skipped.cursor.load_state_dict(position)
-    with caplog.at_level("INFO", logger="accel_core.data.loader"):
-        values(fresh)
-        values(fresh)
-        values(skip_first_batches(skipped, 2))
-        values(skipped)
-    assert [record.getMessage().partition("goes on in ")[2] for record in caplog.records] == [
-        f"epoch {position['epoch']}, after {position['offset']} samples."
-    ]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from accel_core.errors import ConfigurationError
+from accel_core.errors import ConfigurationError, UnsupportedTypeError
 from accel_core.host.environ import patch_environment
 from accel_core.plugins import parallelism
 from accel_core.plugins.parallelism import ParallelismConfig
@@ -117,7 +117,7 @@ def _fixed(length: int) -> parallelism.DeepSpeedSequenceParallelConfig:
 )
 def test_settings_that_cannot_be_are_refused(kind: type, arguments: dict[str, Any], words: str) -> None:
     """Sizes, backends, attentions, plans and combinations that cannot be are refused with what to change."""
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises((ConfigurationError, UnsupportedTypeError), match=words):
         kind(**arguments)
     assert parallelism.DeepSpeedSequenceParallelConfig(sp_attn_implementation="kernels-community/flash-attn2")
 

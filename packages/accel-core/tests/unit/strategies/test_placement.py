@@ -51,7 +51,6 @@ def test_weights_on_disk_are_refused_only_where_they_are_trained() -> None:
         ({"": 0}, GPU, "0"),
         ({"": "cuda:0"}, GPU, "cuda:0"),
         ({"": "cpu"}, GPU, "cpu"),
-        ({"0": 1, "1": "cpu"}, GPU, "1, cpu"),
         ({"0": 1, "1": "disk"}, GPU, "1, disk"),
         ({"": "disk"}, GPU, "disk"),
     ],

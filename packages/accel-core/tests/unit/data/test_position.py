@@ -217,8 +217,6 @@ def test_skip_takes_the_place_of_a_loaded_position(seedable):
     assert first != second
 
 
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [((2, 2), (1, 2)), ((2, 2), (2, 0)), ((3, 0), (2, 2)), ((1, 2), (1, 1))])
 def test_streams_split_by_worker_need_the_same_workers(before, after):

@@ -80,20 +80,12 @@ class AcceleratedScheduler:
             if optimizer.step_was_skipped:
                 return
         # What it is given, such as a metric, it gets once: several times, the same metric would be no improvement.
-        times = self._times
-        if (args or kwargs) and any(each is not None for each in (*args, *kwargs.values())):
-            times = 1
+        once = self.split_batches or any(each is not None for each in (*args, *kwargs.values()))
+        times = 1 if once else self._replicas or world.ensure().size
         for _ in range(times):
             # OneCycleLR raises after its end; rounding up the steps of an epoch can lead there.
             if not self._has_end or self.scheduler._step_count <= self.scheduler.total_steps:
                 self.scheduler.step(*args, **kwargs)
-
-    @property
-    def _times(self) -> int:
-        """Number of moves for each optimizer step."""
-        if self.split_batches:
-            return 1
-        return world.ensure().size if self._replicas is None else self._replicas
 
     def _begin(self) -> None:
         """Find the schedule's own optimizer among those prepared by now.

@@ -68,7 +68,5 @@ class Buffers:
 
 def _is_accelerators(tensor: Tensor) -> bool:
     """Return whether a tensor lies on the accelerator that torch pins memory for."""
-    if tensor.device.type == "cpu" or not torch.accelerator.is_available():
-        return False
-    current = torch.accelerator.current_accelerator()
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return current is not None and current.type == tensor.device.type

@@ -188,7 +188,7 @@ class AcceleratorState(SharedState, ProcessControl):
         self.distributed_type = label
         PartialState._shared_state.update(distributed_type=label, backend=self.backend)
         ProcessControl._mains = mains
-        if self.deepspeed_plugins and not self.deepspeed_plugin.selected:
+        if self.deepspeed_plugins and not getattr(self.deepspeed_plugin, "selected", False):
             self.deepspeed_plugin.select(_from_accelerator_state=True)
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 A save is written into a hidden folder inside its target, `.accel-<id>`, and flushed. Renaming that folder to
 `.accel-committed` is the commit: from then on it is what is loaded. Then each of its files is linked to its public
 name, what the save before had and this one lacks is deleted, the manifest comes last, and the hidden folder goes. Files
-that belong to no save stay as they are. `STATES` lists what a crash can leave.
+that belong to no save stay as they are. docs/concepts/checkpoints.md lists what a crash can leave; tests make each row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from accel_core._records import record
 from accel_core.checkpoint import names
 from accel_core.checkpoint.digest import flush, flush_folder
 from accel_core.checkpoint.manifest import Manifest, lies_inside, owned_files, write_json
@@ -25,28 +24,6 @@ from accel_core.errors import CheckpointError, ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-
-@record(frozen=True)
-class State:
-    """One state of a target on disk, and what follows from it."""
-
-    public: str  # what stands under the public names
-    staged: bool  # whether there is a folder of a save that was not committed
-    committed: bool  # whether there is a committed folder
-    loads: str  # what `load_state` gives
-    next_save: str  # what the next save does first
-
-
-STATES = (
-    State("nothing", False, False, "nothing", "nothing"),
-    State("nothing", True, False, "nothing", "deletes what was staged"),
-    State("a checkpoint", False, False, "that checkpoint", "nothing"),
-    State("a checkpoint", True, False, "that checkpoint", "deletes what was staged"),
-    State("anything", False, True, "the committed save", "puts it in place"),
-    State("anything", True, True, "the committed save", "puts it in place, deletes what was staged"),
-    State("files without their manifest", False, False, "an error", "replaces them"),
-)
-"""What a kill can leave; docs/concepts/checkpoints.md shows this table, and tests make each row."""
 
 _COMMITTED = f"{names.HIDDEN}committed"
 _STAGED = re.compile(rf"{re.escape(names.HIDDEN)}[a-z]{{{names.ID_LENGTH}}}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import torch
 from accel_core.checkpoint import model, names, optimizer, pickles, tensor_file
 from accel_core.checkpoint.format import CheckpointFormat, FilePart, Part, Run, SaveRequest, Source
 from accel_core.checkpoint.report import Restoration
+from accel_core.comm.tree import tree_leaves
 from accel_core.errors import CheckpointError, undone_by
 from accel_core.mesh.tensor import is_spread
 from accel_core.modules.unwrap import extract_model_from_parallel
@@ -61,7 +62,11 @@ def parts(weights: Sequence[dict[str, Any]], optimizers: Sequence[dict[str, Any]
     kind: Literal["tensors", "object"] = "tensors" if safe else "object"
     found: list[Part] = [FilePart(names.model_name(i, safe=safe), kind, state) for i, state in enumerate(weights)]
     for index, state in enumerate(optimizers):
-        _refuse_spread(state, f"optimizer {index}")
+        if any(map(is_spread, tree_leaves(state))):
+            raise CheckpointError(
+                f"A plain checkpoint holds whole states; got parts of tensors that other ranks hold too in optimizer "
+                f"{index}. Give the strategy a format that gathers them, or writes every rank's parts."
+            )
         found.append(FilePart(names.numbered(names.OPTIMIZER_NAME, index), "object", state))
     return found
 
@@ -71,15 +76,6 @@ def models_for_hooks(run: Run) -> list[Any]:
     if type(run.strategy.format) is not PlainFormat:
         return list(run.models)
     return [extract_model_from_parallel(model, keep_torch_compile=False) for model in run.models]
-
-
-def _refuse_spread(state: Mapping[str, Any], component: str) -> None:
-    of_parameters = [one for one in state.get("state", {}).values() if isinstance(one, Mapping)]
-    if any(is_spread(value) for one in of_parameters for value in one.values()):
-        raise CheckpointError(
-            f"A plain checkpoint holds whole states; got parts of tensors that other ranks hold too in {component}. "
-            "Give the strategy a format that gathers them, or writes every rank's parts."
-        )
 
 
 PLAIN: CheckpointFormat = PlainFormat()

@@ -48,7 +48,7 @@ def step(folder: Path) -> int:
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the folder of a run that was not asked to end."""
     folder = tmp_path_factory.mktemp("straight")
-    assert (run(straight, RANKS, (folder,)) or "") == ""
+    run(straight, RANKS, (folder,))
     return folder
 
 
@@ -99,7 +99,7 @@ def example(folder: Path, leaves: bool) -> None:
 def test_an_epoch_that_ended_with_the_save_is_counted(tmp_path: Path) -> None:
     """Asked to leave at the last step of an epoch, the example goes on with the next one, and trains no epoch more."""
     for folder, leaves in (("straight", False), ("left", True), ("left", False)):
-        assert (run(example, 1, (tmp_path / folder, leaves)) or "") == ""
+        run(example, 1, (tmp_path / folder, leaves))
     straight, resumed = (sorted((tmp_path / each / "model").glob("*.safetensors")) for each in ("straight", "left"))
     assert [each.read_bytes() for each in straight] == [each.read_bytes() for each in resumed]
     assert straight

@@ -766,7 +766,8 @@ def goes_on(folder: Path, stage: int) -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_training_continues_exactly_after_a_kill_in_a_save(tmp_path: Path, stage: int) -> None:
     """The save before the killed one stands, and new processes compute the same losses from it."""
-    assert run(dies_in_a_save, 2, (tmp_path, stage), quiet=20) is not None
+    with pytest.raises(pytest.fail.Exception, match="exit code"):
+        run(dies_in_a_save, 2, (tmp_path, stage), quiet=20)
     world(2, quiet=20)(goes_on)(tmp_path, stage)
 
 

@@ -50,7 +50,7 @@ class Program(Popen[str]):
         place = os.fspath(cwd or os.getcwd())
         self._process = server().Process(
             target=_begin,
-            args=(self._with_ranks, args[1:], place, dict(env or os.environ), sys.path, streams),
+            args=(self._with_ranks, args[1:], place, dict(env or os.environ), streams),
             daemon=True,
         )
         self._process.start()
@@ -81,19 +81,12 @@ class ProgramAndRanks(Program):
     _with_ranks = True
 
 
-def _begin(
-    with_ranks: bool,
-    words: list[str],
-    folder: str,
-    variables: dict[str, str],
-    path: list[str],
-    streams: list[Connection],
-) -> None:
+def _begin(forks: bool, words: list[str], folder: str, variables: dict[str, str], streams: list[Connection]) -> None:
     """Be a program, whose children are forked from it if they are to be."""
-    _path[:] = path
-    if with_ranks:
+    _path[:] = sys.path
+    if forks:
         subprocess.Popen._execute_child = _fork  # type: ignore[attr-defined]
-    _run(words, folder, variables, path, streams)
+    _run(words, folder, variables, streams)
 
 
 _start_anew = Popen._execute_child  # type: ignore[attr-defined]
@@ -126,7 +119,7 @@ def _fork(process: Any, args: Sequence[str | os.PathLike[str]] | str, *settings:
             if callable(signal.getsignal(each)):
                 signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
         random.seed()  # or all children would draw the same numbers
-        _run(words[1:], os.fspath(cwd or os.getcwd()), dict(os.environ if env is None else env), list(_path), [])
+        _run(words[1:], os.fspath(cwd or os.getcwd()), dict(os.environ if env is None else env), [])
     except BaseException:
         traceback.print_exc()
     os._exit(1)
@@ -154,7 +147,7 @@ def _fork_with_resolver() -> int:
         os.waitpid(pid, 0)
 
 
-def _run(words: list[str], folder: str, variables: dict[str, str], path: list[str], streams: list[Connection]) -> None:
+def _run(words: list[str], folder: str, variables: dict[str, str], streams: list[Connection]) -> None:
     """Be the program, to its end."""
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
@@ -170,7 +163,7 @@ def _run(words: list[str], folder: str, variables: dict[str, str], path: list[st
     os.chdir(folder)
     _forget_the_server()
     first = folder if words[0] == "-m" else os.path.dirname(os.path.abspath(words[0]))
-    sys.path[:] = [first, *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *path]
+    sys.path[:] = [first, *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *_path]
     code = 1
     try:
         if words[0] == "-m":

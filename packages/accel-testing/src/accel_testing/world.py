@@ -65,9 +65,7 @@ def world(
         @functools.wraps(test)
         def spread(*args: object, **kwargs: object) -> None:
             ranks: Any = kwargs[size] if isinstance(size, str) else size
-            failure = run(test, ranks, args, kwargs, quiet=quiet, environment=environment, preload=preload)
-            if failure is not None:
-                pytest.fail(failure, pytrace=False)
+            run(test, ranks, args, kwargs, quiet=quiet, environment=environment, preload=preload)
 
         spread.ranks_body = test  # type: ignore[attr-defined]
         return spread  # type: ignore[return-value]
@@ -89,17 +87,17 @@ def run(
     kwargs: dict[str, Any] | None = None,
     *,
     quiet: float = 6.0,
-    hangs_after: float | None = None,
     environment: dict[str, str] | None = None,
     preload: tuple[str, ...] = (),
-) -> str | None:
+) -> None:
     """Call a function on several ranks that communicate through gloo.
 
-    A rank that skips (`pytest.skip`) skips the test.
+    A rank that fails or hangs fails the test; one that skips (`pytest.skip`) skips it.
     """
     context = server()
     source = inspect.getsourcefile(body)
     assert source is not None, "a test body comes from a file"
+    call = functools.partial(_call, source, body.__qualname__, args, kwargs or {})
     with tempfile.TemporaryDirectory(prefix="accel-ranks-") as folder:
         ranks: list[tuple[BaseProcess, Connection]] = []
         for rank in range(size):
@@ -118,14 +116,15 @@ def run(
             }
             process: BaseProcess = context.Process(
                 target=_rank_main,
-                args=(sender, source, body.__qualname__, args, kwargs or {}, variables, sys.path, folder, rank),
+                args=(sender, call, variables, _stack(folder, rank)),
                 daemon=False,  # a rank may start processes of its own
             )
+            _stack(folder, rank).touch()
             _start(process, preload)
             sender.close()
             ranks.append((process, receiver))
         try:
-            return _collect(ranks, Path(folder), Deadline(quiet, exactly=hangs_after))
+            _collect(ranks, folder, Deadline(quiet))
         finally:
             for _, receiver in ranks:
                 receiver.close()
@@ -147,7 +146,7 @@ def _start(process: BaseProcess, preload: tuple[str, ...]) -> None:
         process.start()
 
 
-def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, deadline: Deadline) -> str | None:
+def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: str, deadline: Deadline) -> None:
     """Wait for every rank's verdict; after the first failure, give the others a short time to add theirs."""
     verdicts: dict[int, tuple[str, str]] = {}
     pending = {receiver: rank for rank, (_, receiver) in enumerate(ranks)}
@@ -161,58 +160,46 @@ def _collect(ranks: list[tuple[BaseProcess, Connection]], folder: Path, deadline
                 verdicts[rank] = receiver.recv()
             except EOFError:
                 ranks[rank][0].join(5)
-                ended = f"the process ended with exit code {ranks[rank][0].exitcode}, no verdict; it stood at:"
-                verdicts[rank] = ("fail", f"{ended}\n{_stack(folder, rank)}")
+                ended = f"failed:\nthe process ended with exit code {ranks[rank][0].exitcode}, no verdict; it stood at:"
+                verdicts[rank] = ("fail", f"{ended}\n{_stack(folder, rank).read_text()}")
             if verdicts[rank][0] == "fail":
                 deadline = Deadline(exactly=min(deadline.left, _OWN_VERDICT * slowness()))
-    failed = [(rank, text) for rank, (kind, text) in sorted(verdicts.items()) if kind == "fail"]
-    hung = sorted(pending.values())
-    for rank in hung:
-        pid = ranks[rank][0].pid
-        if pid is not None and ranks[rank][0].is_alive():
-            os.kill(pid, signal.SIGUSR2)
-    if hung:
-        time.sleep(0.3)  # for the stacks to be written
-    if failed or hung:
-        lines = [f"rank {rank} failed:\n{text}" for rank, text in failed]
-        lines += [f"rank {rank} did not end; it stood at:\n{_stack(folder, rank)}" for rank in hung]
-        return "\n".join(lines)
+    for rank in pending.values():
+        process = ranks[rank][0]
+        if process.pid is not None and process.is_alive():
+            os.kill(process.pid, signal.SIGUSR2)
+            time.sleep(0.3)  # for the stack to be written
+        verdicts[rank] = ("fail", f"did not end; it stood at:\n{_stack(folder, rank).read_text()}")
+    failed = [f"rank {rank} {text}" for rank, (kind, text) in sorted(verdicts.items()) if kind == "fail"]
+    if failed:
+        pytest.fail("\n".join(failed), pytrace=False)
     skipped = [text for kind, text in verdicts.values() if kind == "skip"]
     if skipped:
         pytest.skip(skipped[0])
-    return None
 
 
-def _stack(folder: Path, rank: int) -> str:
-    stack = folder / f"stack-{rank}"
-    return stack.read_text() if stack.exists() else ""
+def _stack(folder: str, rank: int) -> Path:
+    return Path(folder, f"stack-{rank}")
 
 
-def _rank_main(
-    sender: Connection,
-    source: str,
-    qualname: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    variables: dict[str, str],
-    path: list[str],
-    folder: str,
-    rank: int,
-) -> None:
+def _call(source: str, qualname: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    imported(source, qualname)(*args, **kwargs)
+
+
+def _rank_main(sender: Connection, call: Callable[[], None], variables: dict[str, str], stacks: Path) -> None:
     os.environ.clear()
     os.environ.update(variables)
-    sys.path[:] = path
     warnings.filterwarnings("error", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    with open(os.path.join(folder, f"stack-{rank}"), "w") as stack:
+    with open(stacks, "w") as stack:
         faulthandler.enable(file=stack)
         faulthandler.register(signal.SIGUSR2, file=stack, all_threads=True)
         verdict = ("ok", "")
         try:
-            imported(source, qualname)(*args, **kwargs)
+            call()
         except (pytest.skip.Exception, TorchVersionError) as skip:
             verdict = ("skip", str(skip))
         except BaseException:
-            verdict = ("fail", traceback.format_exc())
+            verdict = ("fail", f"failed:\n{traceback.format_exc()}")
         sender.send(verdict)
         # Nobody leaves before all are done: a rank may still be on its way into the group.
         with contextlib.suppress(EOFError, ConnectionError):

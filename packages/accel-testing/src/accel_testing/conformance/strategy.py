@@ -13,7 +13,9 @@ that computes in 32 bits says so and is compared to 1e-6.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,10 +28,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from accel_core._records import record
 from accel_core.accelerator import Accelerator
 from accel_core.checkpoint.weights import load_model
-from accel_core.comm.objects import broadcast_object_list, gather_object
+from accel_core.comm.objects import gather_object
 from accel_core.data.prepare import prepare_data_loader
 from accel_core.errors import PreparationError, StateError
-from accel_core.host.environ import patch_environment
 from accel_core.mesh.layout import GROUPS
 from accel_core.options.engines import engines
 from accel_core.process.world import ensure
@@ -51,12 +52,14 @@ class Case:
         weighted: Losses are sums over units, whose numbers differ between samples and may be 0.
         clip: Largest norm of the gradient, or `None`.
         uneven: The last global batch lacks samples, in place of which those of the beginning are repeated.
+        clip_value: Largest element of the gradient, or `None`.
     """
 
     accumulation: int = 1
     weighted: bool = False
     clip: float | None = None
     uneven: bool = False
+    clip_value: float | None = None
 
 
 @record(frozen=True)
@@ -107,26 +110,23 @@ def _loss(net: nn.Module, x: torch.Tensor, y: torch.Tensor, units: torch.Tensor,
     return (errors * units).sum() if weighted else errors.mean()
 
 
-def _windows(data: TensorDataset, size: int, accumulation: int) -> Iterator[list[tuple[torch.Tensor, ...]]]:
-    """Yield the global batches of each step of an epoch."""
-    batches = [data[start : start + size] for start in range(0, len(data), size)]
-    for start in range(0, len(batches), accumulation):
-        yield batches[start : start + accumulation]
-
-
 def plain(
     net: nn.Module, optimizer: torch.optim.Optimizer, data: TensorDataset, size: int, case: Case, epochs: int
 ) -> list[float]:
     """Train in one process on batches of `size` samples; return the norms of all gradients before they were clipped."""
     norms: list[float] = []
+    batches = list(DataLoader(data, batch_size=size))
     for _ in range(epochs):
-        for window in _windows(data, size, case.accumulation):
+        for start in range(0, len(batches), case.accumulation):
+            window = batches[start : start + case.accumulation]
             optimizer.zero_grad()
             total = sum(float(units.sum()) for *_, units in window) if case.weighted else len(window)
             for x, y, units in window:
                 (_loss(net, x, y, units, weighted=case.weighted) / total).backward()  # type: ignore[no-untyped-call]
             if case.clip is not None:
                 norms.append(float(nn.utils.clip_grad_norm_(net.parameters(), case.clip)))
+            if case.clip_value is not None:
+                nn.utils.clip_grad_value_(net.parameters(), case.clip_value)
             optimizer.step()
     return norms
 
@@ -149,6 +149,8 @@ def train(
                 accelerator.backward(loss, weight=units.sum() if case.weighted else None)
                 if accelerator.sync_gradients and case.clip is not None:
                     norms.append(float(accelerator.clip_grad_norm_(net.parameters(), case.clip)))
+                if accelerator.sync_gradients and case.clip_value is not None:
+                    accelerator.clip_grad_value_(net.parameters(), case.clip_value)
                 optimizer.step()
                 optimizer.zero_grad()
     return norms
@@ -223,10 +225,8 @@ class StrategyConformance:
                 check()
                 reset_all()
 
-    def _accelerator(self, case: Case | None = None, **kwargs: Any) -> Accelerator:
-        if case is not None:
-            kwargs["gradient_accumulation_steps"] = case.accumulation
-        accelerator = Accelerator(cpu=True, **kwargs, **self.arguments())
+    def _accelerator(self, case: Case = CASES[0]) -> Accelerator:
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=case.accumulation, **self.arguments())
         assert type(accelerator._runtime.strategy) is self.strategy, "the strategy under test was not chosen"
         return accelerator
 
@@ -252,21 +252,14 @@ class StrategyConformance:
         data = self._samples(2 * _BATCH * layout.replicas)
         plain(expected, optimizer_of(expected), data, _BATCH * layout.replicas, Case(accumulation=2), epochs=1)
         net, optimizer, loader = self._prepared(accelerator, data)
-        if not self.synchronises_late:
-            with (
-                accelerator.no_sync(net),
-                pytest.raises(PreparationError, match="no_sync"),
-                accelerator.trigger_sync_in_backward(net),
-            ):
-                pass
-            return
-        with accelerator.no_sync(net):
-            first, second = (self.loss_of(net, *batch, weighted=False) / 2 for batch in loader)
-            accelerator.backward(first)
-            with accelerator.trigger_sync_in_backward(net):
-                accelerator.backward(second)
-        optimizer.step()
-        self._close(self._state(accelerator, net), dict(expected.state_dict()))
+        with self._refused_unless(self.synchronises_late, "no_sync"):
+            with accelerator.no_sync(net):
+                first, second = (self.loss_of(net, *batch, weighted=False) / 2 for batch in loader)
+                accelerator.backward(first)
+                with accelerator.trigger_sync_in_backward(net):
+                    accelerator.backward(second)
+            optimizer.step()
+            self._close(self._state(accelerator, net), dict(expected.state_dict()))
 
     def _trains_on_nothing(self) -> None:
         """Replicas whose data has ended train on empty batches while others continue; weights are those of all rows."""
@@ -286,23 +279,11 @@ class StrategyConformance:
 
     def _clips_elements(self) -> None:
         """Clipping by value gives the weights of one process, or is refused by name."""
-        accelerator = self._accelerator()
-        size = _BATCH * accelerator._runtime.layout.replicas
-        data, expected = self._samples(size), self._model()
-        optimizer = optimizer_of(expected)
-        _loss(expected, *data.tensors, weighted=False).backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_value_(expected.parameters(), 0.01)
-        optimizer.step()
-        net, optimizer, loader = self._prepared(accelerator, data)
-        for batch in loader:
-            accelerator.backward(self.loss_of(net, *batch, weighted=False))
-        if not self.clips_elements:
-            with pytest.raises(PreparationError, match="clip"):
-                accelerator.clip_grad_value_(net.parameters(), 0.01)
-            return
-        accelerator.clip_grad_value_(net.parameters(), 0.01)
-        optimizer.step()
-        self._close(self._state(accelerator, net), dict(expected.state_dict()))
+        with self._refused_unless(self.clips_elements, "clip"):
+            self._equals_one_process(Case(clip_value=0.01))
+
+    def _refused_unless(self, possible: bool, message: str) -> AbstractContextManager[Any]:
+        return nullcontext() if possible else pytest.raises(PreparationError, match=message)
 
     def _restores(self, folder: Path, *, fresh: bool) -> None:
         """A run, or a second Accelerator of the same strategy, goes back to what was saved and trains on as before."""
@@ -374,10 +355,9 @@ class StrategyConformance:
                 own.append(batch.tolist())
                 counted += accelerator.gather_for_metrics(batch).tolist()
             assert sorted(counted) == rows, "metrics count every sample once"
-            read = dict.fromkeys(layout.parts, own)
+            read: dict[int, list[list[int]]] = {}
             for part, other in gather_object([(layout.part, own)]):
-                read[part] = other if part != layout.part else own
-                assert part != layout.part or other == own, "ranks of one replica read the same rows"
+                assert read.setdefault(part, other) == other, "ranks of one replica read the same rows"
             assert {row for part in read.values() for batch in part for row in batch} == set(rows)
 
     def _refuses(self) -> None:
@@ -394,34 +374,23 @@ class StrategyConformance:
         return samples(count, self.dtype)
 
     def _close(self, found: object, expected: object) -> None:
-        if self.dtype is torch.double:
-            torch.testing.assert_close(found, expected)
-        else:
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        rtol, atol = (None, None) if self.dtype is torch.double else (1e-5, 1e-6)
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
 
-    def _prepared(self, accelerator: Accelerator, data: TensorDataset, seed: int = 3) -> tuple[Any, Any, Any]:
+    def _prepared(self, accelerator: Accelerator, data: TensorDataset, seed: int = 3) -> Any:
         net = self._model(seed)
-        prepared: tuple[Any, Any, Any] = accelerator.prepare(
-            net, optimizer_of(net), DataLoader(data, batch_size=_BATCH)
-        )
-        return prepared
+        return accelerator.prepare(net, optimizer_of(net), DataLoader(data, batch_size=_BATCH))
 
     def _state(self, accelerator: Accelerator, net: nn.Module) -> dict[str, Any]:
         """Return a copy of the whole model's state, after comparing it with that of every rank."""
         state = {name: value.detach().clone() for name, value in accelerator.get_state_dict(net).items()}
-        everywhere = gather_object([{name: value.tolist() for name, value in state.items()}])
-        if not self.state_everywhere:
-            assert not any(everywhere[1:])
-            return broadcast_object_list([state])[0]  # type: ignore[no-any-return]
-        assert all(other == everywhere[0] for other in everywhere), "ranks hold different weights"
-        return state
+        first, *others = gather_object([state])
+        for other in others:
+            torch.testing.assert_close(other, first if self.state_everywhere else {}, rtol=0, atol=0)
+        return first  # type: ignore[no-any-return]
 
     def _refused_by_all(self) -> list[Refusal]:
         """Return what every strategy refuses."""
-
-        def together(accelerator: Accelerator) -> Any:
-            net = self._model()
-            return accelerator.prepare(net, optimizer_of(net))
 
         def disk(accelerator: Accelerator) -> None:
             net: Any = self._model()
@@ -442,11 +411,12 @@ class StrategyConformance:
                 assert accelerator._optimizers == []
 
         def stray(accelerator: Accelerator) -> None:
-            together(accelerator)
+            self._prepared(accelerator, self._samples(_BATCH))
             accelerator.backward(self._model()(torch.ones(1, _FEATURES, dtype=self.dtype)).sum(), weight=1)
 
         def join(accelerator: Accelerator) -> None:
-            with accelerator.join_uneven_inputs([together(accelerator)[0]]):
+            net, *_ = self._prepared(accelerator, self._samples(_BATCH))
+            with accelerator.join_uneven_inputs([net]):
                 pass
 
         lost_names = r"group 0: 2\.weight, group 0: 2\.bias"
@@ -473,10 +443,8 @@ class _Rows(IterableDataset[Any]):
 def _call(source: str, qualname: str, check: str, folder: Path) -> None:
     """Run one check on a rank, with a strategy that is not an announced engine's known by its name."""
     conformance: StrategyConformance = imported(source, qualname)()
-    name = None
     package = conformance.strategy.__module__.partition(".")[0]
     if all(package != engine.strategy.partition(".")[0] for engine in engines().values()):
         register_strategy(conformance.strategy)
-        name = conformance.strategy.name
-    with patch_environment(**({} if name is None else {"ACCELERATE_STRATEGY": name})):
-        conformance._checks(folder)[check]()
+        os.environ["ACCELERATE_STRATEGY"] = conformance.strategy.name
+    conformance._checks(folder)[check]()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -97,16 +96,6 @@ def communicate(process: subprocess.Popen[str], *, quiet: float = 6.0) -> tuple[
     out, errors = process.communicate()
     sys.stderr.write(f"{process.args!r} hung, and had printed:\n{out}\n{errors}\n")
     raise subprocess.TimeoutExpired(process.args, limit(quiet), out, errors)
-
-
-def wait_for_fork(pid: int, *, quiet: float = 6.0) -> int:
-    """Return the exit code of a forked process, minus the signal that ended it; one that hangs is killed."""
-    deadline = Deadline(quiet)
-    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
-        if deadline.is_over:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-    return os.waitstatus_to_exitcode(ended[1])
 
 
 def run(

@@ -27,6 +27,5 @@ class Growth:
         return self._bytes("VmHWM") - self.before
 
     def _bytes(self, kind: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        (line,) = [line for line in lines if line.startswith(f"{kind}:")]
-        return int(line.split()[1]) * 1024
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(status[kind].split()[0]) * 1024

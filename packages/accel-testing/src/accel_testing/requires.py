@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import sys
 
 import pytest
 
@@ -13,7 +12,7 @@ from accel_core.host.versions import installed_version, is_torch_version
 from accel_core.options.engines import absent
 
 
-def _missing(need: str) -> str | None:
+def missing(need: str) -> str | None:
     """Return why `need` is not met here, or `None` where it is."""
     kind, _, name = need.rpartition(":")
     if kind in ("", "library"):
@@ -31,14 +30,12 @@ def _missing(need: str) -> str | None:
         return next((f"needs {known.package}, not installed here" for known in absent(name)), None)
     if kind == "user":
         return None if os.geteuid() == 0 else "needs root"
-    if kind == "platform":
-        return None if sys.platform == name else f"needs {name}; this is {sys.platform}"
     raise ValueError(
-        f"A requirement has an unknown kind {kind!r}. Use library, program, device, torch, engine, user or platform."
+        f"A requirement has an unknown kind {kind!r}. Use library, program, device, torch, engine or user."
     )
 
 
 def requires(*needs: str) -> pytest.MarkDecorator:
     """Skip the test unless all `needs` are met, and give the first that is not as the reason."""
-    reasons = [reason for reason in map(_missing, needs) if reason]
+    reasons = [reason for reason in map(missing, needs) if reason]
     return pytest.mark.skipif(bool(reasons), reason=reasons[0] if reasons else "")

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +18,8 @@ from torch import nn
 from accel_bigmodel import align_module_device, load_checkpoint_and_dispatch
 from accel_bigmodel.offload.prefetch import MapTransport
 from accel_core.errors import CheckpointError, ConfigurationError, OffloadError
-from accel_testing.requires import requires
 
-pytestmark = requires("platform:linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pages of files are mapped on Linux alone")
 WIDTH, LAYERS = 512, 16
 ONE = WIDTH * WIDTH * 4
 MIB = 2**20

@@ -17,14 +17,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import faulthandler
 import inspect
 import json
 import os
-import pathlib
 import pickle
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -35,8 +36,8 @@ from accel_core.tracking.handle import NULL_RUN, null_tracker
 from accel_core.tracking.hub import TrackerHub
 from accel_core.tracking.settings import TrackerKwargs
 from accel_core.tracking.tracker import GeneralTracker
-from accel_testing.limits import slowness
-from accel_testing.requires import requires
+from accel_testing import limits
+from accel_testing.requires import missing
 from accel_testing.world import imported
 
 _T = TypeVar("_T")
@@ -63,7 +64,7 @@ CONFIG: dict[str, Any] = {
     "flag": True,
     "nothing": None,
     "sizes": [1, 2, {"deep": [3, None]}],
-    "model": {"layers": 2, "path": pathlib.Path("/data/x"), "dtype": torch.bfloat16, 7: "number key"},
+    "model": {"layers": 2, "path": Path("/data/x"), "dtype": torch.bfloat16, 7: "number key"},
     "optim": Optim(),
     "mode": Mode.FAST,
     "weights": torch.tensor([1.0, 2.0]),
@@ -104,16 +105,6 @@ def picture() -> Any:
     return values.numpy()
 
 
-_SESSION = """
-import faulthandler, sys
-source, qualname, folder, seconds = sys.argv[1:]
-faulthandler.dump_traceback_later(float(seconds), exit=True)
-from accel_testing.conformance.tracker import _hold_session
-_hold_session(source, qualname, folder)
-"""
-"""The session's script; when its time is up it prints every thread's stack and ends."""
-
-
 @dataclasses.dataclass
 class Stored:
     """What a tracker stored, read back without it.
@@ -146,7 +137,7 @@ class TrackerConformance:
         rounds: Dtype that the library rounds numbers to.
         lossy_images: Whether the library compresses pixels, so that only their shape comes back.
         resumes: Whether a run of the session can be continued here: offline runs of some libraries cannot.
-        timeout: Seconds that a session may take on a quiet machine.
+        timeout: Seconds that a session takes at most on a quiet machine. It is ended after ten times as many.
     """
 
     tracker_class: ClassVar[Any] = None
@@ -154,9 +145,9 @@ class TrackerConformance:
     rounds: ClassVar[torch.dtype] = torch.float64
     lossy_images: ClassVar[bool] = False
     resumes: ClassVar[bool] = True
-    timeout: ClassVar[float] = 120.0
+    timeout: ClassVar[float] = 12.0
 
-    def arguments(self, folder: pathlib.Path) -> dict[str, Any]:
+    def arguments(self, folder: Path) -> dict[str, Any]:
         """Return the keyword arguments of the tracker's constructor, with everything below `folder`."""
         return {}
 
@@ -168,31 +159,29 @@ class TrackerConformance:
         """Return keyword arguments for `log_images`."""
         return {}
 
-    def read(self, folder: pathlib.Path, state: Mapping[str, Any]) -> Stored:
+    def read(self, folder: Path, state: Mapping[str, Any]) -> Stored:
         """Read what the session stored, with the library's own reader or from its files."""
         raise TypeError(f"{type(self).__name__} has no way to read what was stored; got none. Define `read`.")
 
     @pytest.fixture(scope="class")
     @classmethod
-    def session(cls, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    def session(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
         """Run the session once per class, in its own process."""
-        libraries = cls.tracker_class.libraries
-        mark = requires(libraries[0]) if libraries else None
-        if mark is not None and mark.args[0]:
-            pytest.skip(mark.kwargs["reason"])
+        for reason in map(missing, cls.tracker_class.libraries[:1]):
+            if reason is not None:
+                pytest.skip(reason)
         folder = tmp_path_factory.mktemp("session")
-        environment = {name: value.format(folder=folder) for name, value in cls.environment.items()}
+        variables = os.environ | {name: value.format(folder=folder) for name, value in cls.environment.items()}
         source = inspect.getsourcefile(cls)
-        seconds = str(cls.timeout * slowness())
-        words = [sys.executable, "-c", _SESSION, str(source), cls.__qualname__, str(folder), seconds]
+        script = f"from {__name__} import _hold_session; _hold_session({source!r}, {cls.__qualname__!r})"
         output = folder.with_name(f"{folder.name}.printed")
+        # Into a file: a pipe stays open as long as a service that the library leaves running.
         with open(output, "wb") as printed:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": printed}
-            done = subprocess.run(words, env=os.environ | environment, check=False, **streams)
+            command = [sys.executable, "-c", script]
+            done = limits.run(command, quiet=cls.timeout, cwd=folder, env=variables, **streams)
         assert done.returncode == 0, output.read_text(errors="replace")
-        with open(folder / "found.pickle", "rb") as file:
-            found: dict[str, Any] = pickle.load(file)
-        return found
+        return pickle.loads((folder / "found.pickle").read_bytes())
 
     def test_numbers_are_exact_and_at_their_step(self, session: dict[str, Any]) -> None:
         """Every number is stored at its step, as exact as the library stores numbers."""
@@ -262,9 +251,7 @@ class TrackerConformance:
         null.log({"loss": 1.0}, step=0)
         null.store_init_configuration({"a": 1})
 
-    def test_constructor_keeps_its_arguments_only(
-        self, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_constructor_keeps_its_arguments_only(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Making the tracker starts nothing: no file, no run."""
         monkeypatch.chdir(tmp_path)
         folder = (str(tmp_path),) if self.tracker_class.requires_logging_directory else ()
@@ -276,58 +263,46 @@ class TrackerConformance:
 def _shown(value: object) -> float | str:
     """Read a number, a truth or a text as a library may show it."""
     word = str(value)
-    if word.lower() in ("true", "false"):
-        return float(word.lower() == "true")
     try:
-        return float(word)
+        return float({"true": 1, "false": 0}.get(word.lower(), word))
     except ValueError:
         return word
 
 
-def _hold_session(source: str, qualname: str, place: str) -> None:
+def _hold_session(source: str, qualname: str) -> None:
     """Log everything, resume, read back; the body of the session's process."""
-    folder = pathlib.Path(place)
-    os.chdir(folder)
-    sys.path.insert(0, str(pathlib.Path(source).parent))  # as pytest does, so that the suite finds its neighbors
+    faulthandler.register(limits.STACKS)
+    folder = Path.cwd()
+    sys.path.insert(0, str(Path(source).parent))  # as pytest does, so that the suite finds its neighbors
     suite: TrackerConformance = imported(source, qualname)()
     name = suite.tracker_class.name
-    tracker_class = suite.tracker_class
     if name not in LOGGER_TYPE_TO_CLASS:
-        register_tracker_class(tracker_class)
-    settings = TrackerKwargs(drain_seconds=suite.timeout, start_seconds=suite.timeout)
+        register_tracker_class(suite.tracker_class)
+    seconds = limits.limit(suite.timeout)
+    settings = TrackerKwargs(drain_seconds=seconds, start_seconds=seconds)
     hub = TrackerHub(name, folder, settings=settings)
     hub.init("project", CONFIG, {name: suite.arguments(folder)})
     _log_everything(hub, suite, folder)
     hub.finish()
-    state = hub.tracker_states[name]
-    whole = json.loads(json.dumps({**hub.state_dict(), "trackers": {name: state}}))
-    failures = hub.failures
-    resumed_state = None
-    if suite.resumes:
+    found: dict[str, Any] = {"state": hub.tracker_states[name], "failures": hub.failures}
+    whole = json.loads(json.dumps({**hub.state_dict(), "trackers": hub.tracker_states}))
+    for known_first, (step, value) in zip((True, False), RESUMED if suite.resumes else (), strict=False):
         again = TrackerHub(name, folder, settings=settings)
-        again.load_state_dict(whole)
+        if known_first:
+            again.load_state_dict(whole)
         again.init("project", CONFIG, {name: suite.arguments(folder)})
-        again.log({"loss": RESUMED[0][1]}, step=RESUMED[0][0])
+        if not known_first:
+            again.load_state_dict(whole)
+        again.log({"loss": value}, step=step)
         again.finish()
-        whole |= {"steps": again.state_dict()["steps"]}
-        late = TrackerHub(name, folder, settings=settings)
-        late.init("project", CONFIG, {name: suite.arguments(folder)})
-        late.load_state_dict(whole)
-        late.log({"loss": RESUMED[1][1]}, step=RESUMED[1][0])
-        late.finish()
-        resumed_state = late.tracker_states[name]
-        failures |= again.failures | late.failures
-    found = {
-        "stored": suite.read(folder, state),
-        "state": state,
-        "resumed_state": resumed_state,
-        "failures": failures,
-    }
-    with open(folder / "found.pickle", "wb") as file:
-        pickle.dump(found, file)
+        whole["steps"] = again.state_dict()["steps"]
+        found["resumed_state"] = again.tracker_states[name]
+        found["failures"] |= again.failures
+    found["stored"] = suite.read(folder, found["state"])
+    (folder / "found.pickle").write_bytes(pickle.dumps(found))
 
 
-def _log_everything(hub: TrackerHub, suite: TrackerConformance, folder: pathlib.Path) -> None:
+def _log_everything(hub: TrackerHub, suite: TrackerConformance, folder: Path) -> None:
     tracker = hub.get(hub.trackers[0].name)
     logged: dict[str, list[tuple[int, Any]]] = {**SCALARS, **TEXTS}
     for step in range(5):

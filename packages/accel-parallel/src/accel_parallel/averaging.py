@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -205,10 +205,7 @@ def _reduce_partial(parameters: Sequence[torch.nn.Parameter]) -> None:
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Yield tensors of one format on one device together, in an order that is the same on all ranks."""
-    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    for kind in by_kind.values():
+    for kind in alike(tensors):
         bucket: list[torch.Tensor] = []
         size = 0
         for tensor in kind:
@@ -218,3 +215,11 @@ def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
             bucket.append(tensor)
             size += tensor.nbytes
         yield bucket
+
+
+def alike(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return tensors of one format on one device together, as operations on lists of tensors take them."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return list(kinds.values())

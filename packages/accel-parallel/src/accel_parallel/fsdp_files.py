@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from accel_core.checkpoint.ranks import Ranks
 from accel_core.checkpoint.report import Restoration, RestoreReport
 from accel_core.comm.control import in_step
 from accel_core.errors import CheckpointError, CheckpointNotFoundError, EngineUnavailableError, PartView
-from accel_core.modules.unwrap import canonical_name, canonical_state_dict, extract_model_from_parallel
+from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
 from accel_core.process.world import ensure
 from accel_core.strategies.recipe import inside
 from accel_parallel.checkpoint import models as stored_models
@@ -42,7 +43,7 @@ def save_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
     wrapper = _wrapper(kind, model)
     _write(
         "save_fsdp_model",
-        lambda: _chosen(model, _state_of(model, wrapper), adapter_only),
+        lambda: _chosen(model, states.own_state(model, wrapper), adapter_only),
         folder / _name(kind, names.FSDP_MODEL_NAME, index),
         "model" if kind != _WHOLE else "",
         model,
@@ -62,7 +63,7 @@ def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
     stand = StateOnlyModel(state)
 
     def look(source: Source, rank: int) -> Restoration:
-        state.update(_state_of(model, wrapper))
+        state.update(states.own_state(model, wrapper))
         known = {id(value): name for name, value in state.items()}
         stand.state = _chosen(model, dict(state), adapter_only)
         full.update({name: known[id(value)] for name, value in stand.state.items()})
@@ -83,13 +84,7 @@ def load_model(kind: str, model: nn.Module, folder: Path, index: int, *, adapter
 
 def save_optimizer(kind: str, optimizer: torch.optim.Optimizer, model: nn.Module, folder: Path, index: int) -> None:
     """Write the state of an optimizer by the names of its parameters; arguments and errors as for `save_model`."""
-    wrapper = _wrapper(kind, model)
-
-    def state() -> dict[str, Any]:
-        if wrapper is not None:
-            return states.optimizer_of(wrapper, optimizer)
-        return stored_optimizers.state_by_names(optimizer, [model])
-
+    state = partial(states.own_optimizer_state, optimizer, [model], _wrapper(kind, model))
     key = "optimizer" if kind != _WHOLE else ""
     _write("save_fsdp_optimizer", state, folder / _name(kind, names.OPTIMIZER_NAME, index), key, model)
 
@@ -99,10 +94,7 @@ def load_optimizer(kind: str, optimizer: torch.optim.Optimizer, model: nn.Module
     wrapper = _wrapper(kind, model)
 
     def look(source: Source, rank: int) -> Restoration:
-        if wrapper is None:
-            own = stored_optimizers.named_optimizer(optimizer, [model])
-        else:
-            own = named_optimizer(optimizer, wrapper)
+        own = named_optimizer(optimizer, [model], wrapper)
         return stored_optimizers.restoration(own, index, source, rank)
 
     _read("load_fsdp_optimizer", look, lambda: None, folder, _name(kind, names.OPTIMIZER_NAME, index), model)
@@ -117,10 +109,6 @@ def _wrapper(kind: str, model: nn.Module) -> nn.Module | None:
         )
     found = inside(model)
     return found if isinstance(found, FullyShardedDataParallel) else None
-
-
-def _state_of(model: nn.Module, wrapper: nn.Module | None) -> dict[str, Any]:
-    return canonical_state_dict(model) if wrapper is None else states.state_of(wrapper)
 
 
 def _chosen(model: nn.Module, state: dict[str, Any], adapter_only: bool) -> dict[str, Any]:

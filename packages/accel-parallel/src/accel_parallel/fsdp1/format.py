@@ -44,13 +44,11 @@ class WrappedFormat(FullyShardedFormat):
 
     def state_of(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return a model's state under its bare names, with this rank's part of each tensor; every rank calls it."""
-        wrapper = self._wrappers.of(model)
-        return super().state_of(model) if wrapper is None else states.state_of(wrapper)
+        return states.own_state(model, self._wrappers.of(model))
 
     def optimizer_of(self, optimizer: torch.optim.Optimizer, models: Sequence[Any]) -> dict[str, Any]:
         """Return an optimizer's state by parameter names, with this rank's part of each tensor; every rank calls it."""
-        wrapper = self._wrappers.under(optimizer)
-        return super().optimizer_of(optimizer, models) if wrapper is None else states.optimizer_of(wrapper, optimizer)
+        return states.own_optimizer_state(optimizer, models, self._wrappers.under(optimizer))
 
     def restoration_of(self, model: torch.nn.Module, index: int, source: Source, run: Run) -> Restoration:
         """Return how a model is restored; every rank calls it."""
@@ -90,12 +88,15 @@ class WrappedFormat(FullyShardedFormat):
 
     def named(self, optimizer: torch.optim.Optimizer, models: Sequence[Any]) -> NamedOptimizer:
         """Return an optimizer by the names of its parameters; every rank calls it."""
-        wrapper = self._wrappers.under(optimizer)
-        return super().named(optimizer, models) if wrapper is None else named_optimizer(optimizer, wrapper)
+        return named_optimizer(optimizer, models, self._wrappers.under(optimizer))
 
 
-def named_optimizer(own: torch.optim.Optimizer, wrapper: torch.nn.Module) -> NamedOptimizer:
-    """Return an optimizer of a wrapped model by the names of its parameters; every rank calls it."""
+def named_optimizer(
+    own: torch.optim.Optimizer, models: Sequence[Any], wrapper: torch.nn.Module | None
+) -> NamedOptimizer:
+    """Return an optimizer, of a wrapped model or others, by the names of its parameters; every rank calls it."""
+    if wrapper is None:
+        return stored_optimizers.named_optimizer(own, models)
     like = states.state_of(wrapper)
     given = stored_optimizers.names_of(own, [wrapper])
     shown = [{**g, "params": [like[name] for name in names]} for g, names in zip(own.param_groups, given, strict=True)]

@@ -6,7 +6,7 @@ A model that is not sharded (NO_SHARD, or one process) has plain tensors, whole 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import ReferenceType, ref
@@ -24,8 +24,8 @@ from torch.distributed.fsdp import (
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_core.errors import CheckpointError
-from accel_core.modules.unwrap import canonical_name, extract_model_from_parallel
-from accel_core.optim.optimizer import AcceleratedOptimizer
+from accel_core.modules.unwrap import canonical_name, canonical_state_dict, extract_model_from_parallel
+from accel_parallel.checkpoint.optimizers import state_by_names
 
 
 class Wrappers:
@@ -63,12 +63,16 @@ class Wrappers:
         return found[0] if found else None
 
 
-def inside(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer inside accel's wrappers."""
-    while isinstance(optimizer, AcceleratedOptimizer):
-        optimizer = optimizer.optimizer
-    found: torch.optim.Optimizer = optimizer
-    return found
+def own_state(model: torch.nn.Module, wrapper: torch.nn.Module | None) -> dict[str, Any]:
+    """Return a model's state under its bare names, with this rank's part of each tensor; every rank calls it."""
+    return canonical_state_dict(model) if wrapper is None else state_of(wrapper)
+
+
+def own_optimizer_state(
+    optimizer: torch.optim.Optimizer, models: Sequence[Any], wrapper: torch.nn.Module | None
+) -> dict[str, Any]:
+    """Return an optimizer's state by parameter names, with this rank's part of each tensor; every rank calls it."""
+    return state_by_names(optimizer, models) if wrapper is None else optimizer_of(wrapper, optimizer)
 
 
 def state_of(wrapper: torch.nn.Module, *, whole: bool = False, on_first: bool = False) -> dict[str, Any]:
@@ -89,14 +93,14 @@ def load_state(wrapper: torch.nn.Module, state: dict[str, Any]) -> None:
 def optimizer_of(wrapper: torch.nn.Module, own: torch.optim.Optimizer, *, whole: bool = False) -> dict[str, Any]:
     """Return an optimizer's state by parameter names, in shards or whole on every rank; every rank calls it."""
     with _in_form(wrapper, whole):
-        return FullyShardedDataParallel.optim_state_dict(wrapper, inside(own))
+        return FullyShardedDataParallel.optim_state_dict(wrapper, own)
 
 
 def load_optimizer(wrapper: torch.nn.Module, own: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load what `optimizer_of` returned in shards; every rank calls it."""
     with _in_form(wrapper):
-        loaded = FullyShardedDataParallel.optim_state_dict_to_load(wrapper, inside(own), state)
-        inside(own).load_state_dict(loaded)
+        loaded = FullyShardedDataParallel.optim_state_dict_to_load(wrapper, own, state)
+        own.load_state_dict(loaded)
 
 
 def local_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

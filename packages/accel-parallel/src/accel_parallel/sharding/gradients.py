@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from accel_core._torch import foreach_mul_
 from accel_core.mesh.tensor import local_part
-from accel_parallel.averaging import groups_of
+from accel_parallel.averaging import alike, groups_of
 
 Groups: TypeAlias = tuple[dist.ProcessGroup, ...]
 """Process groups over which something is sharded, one for each axis of a mesh."""
@@ -35,34 +35,27 @@ def clip_norm(
     `counted` are those that make up the norm, if these are not all, and `across` joins ranks that hold different ones,
     on a device of theirs.
     """
-    unique = _unique(parameters)  # a tied one counts once
-    measured = unique if counted is None else _unique(counted)
+    unique = list(dict.fromkeys(parameters))  # a tied one counts once
+    measured = unique if counted is None else list(dict.fromkeys(counted))
     norm = _total_norm(measured, float(norm_type), shared_by or groups_of)
     if across is not None:
         # Ranks may have gradients in other formats, or none.
         norm = norm.to(device or norm.device, torch.promote_types(norm.dtype, torch.float32))
         norm = _joined(norm, (across,), float(norm_type))
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)  # as torch does, so that norms of zero divide
-    by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}  # what foreach takes in one call
-    for gradient in _shards(unique):
-        by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-    for (device, _), own in by_kind.items():
-        foreach_mul_(own, factor.to(device))
+    for own in alike(shards_of(unique)):
+        foreach_mul_(own, factor.to(own[0].device))
     return norm
 
 
 @torch.no_grad()
 def clip_value(parameters: Iterable[torch.Tensor], limit: float) -> None:
     """Clip each element of the gradients to [-limit, limit]."""
-    for gradient in _shards(_unique(parameters)):
+    for gradient in shards_of(parameters):
         gradient.clamp_(-limit, limit)
 
 
-def _unique(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    return list({id(parameter): parameter for parameter in parameters}.values())
-
-
-def _shards(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+def shards_of(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parts of gradients that this rank holds, without empty ones."""
     found = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     return [shard for shard in found if shard.numel()]  # the infinity norm of nothing is an error
@@ -90,7 +83,7 @@ def _total_norm(parameters: list[torch.Tensor], p: float, shared_by: Callable[[t
 
 def _norm_of(parameters: list[torch.Tensor], groups: Groups, p: float) -> torch.Tensor:
     """Return the norm of gradients that are sharded over the same groups; a rank may hold no part of them."""
-    shards = _shards(parameters)
+    shards = shards_of(parameters)
     norm = torch.nn.utils.get_total_norm(shards, p) if shards else torch.zeros(())
     norm = norm.to(local_part(parameters[0]).device, _format(parameters))
     return _joined(norm, tuple(group for group in groups if group.size() > 1), p)

@@ -6,10 +6,11 @@ import torch
 import torch.distributed as dist
 
 from accel_core._torch import unscale_and_check_
-from accel_core.mesh.tensor import local_part
 from accel_core.precision.precision import Precision
 from accel_core.process.world import World
 from accel_core.strategies.parts import PrecisionRequest
+from accel_parallel.averaging import alike
+from accel_parallel.sharding.gradients import shards_of
 
 
 def together(precision: Precision, asked: PrecisionRequest, world: World) -> Precision:
@@ -30,16 +31,12 @@ class SpreadGradScaler(torch.amp.GradScaler):
         self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
     ) -> dict[torch.device, torch.Tensor]:
         """Unscale what this rank holds, and find out whether any rank holds an overflow; every rank calls it."""
-        by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    own = local_part(parameter.grad)
-                    by_kind.setdefault((own.device, own.dtype), []).append(own)
-        if not allow_fp16 and any(dtype is torch.float16 for _, dtype in by_kind):
+        kinds = alike(shards_of(parameter for group in optimizer.param_groups for parameter in group["params"]))
+        if not allow_fp16 and any(first.dtype is torch.float16 for first, *_ in kinds):
             raise ValueError("Attempting to unscale FP16 gradients.")  # torch's own words, which users look for
-        for (device, _), gradients in by_kind.items():
-            here = found_inf.to(device)  # the kernel wants it on the device of the gradients
+        for gradients in kinds:
+            device = gradients[0].device
+            here = found_inf.to(device)  # the kernel wants it there
             unscale_and_check_(gradients, here, inv_scale.to(device))
             found_inf.copy_(torch.maximum(found_inf, here.to(found_inf.device)))
         if dist.is_initialized():

@@ -362,7 +362,31 @@ class StrategyConformance:
 
     def _refuses(self) -> None:
         """Errors are named, come on every rank, and nothing was prepared."""
-        for refusal in (*self._refused_by_all(), *self.refusals()):
+        accelerator = self._accelerator()
+        net: Any = self._model()
+        net.hf_device_map = {"0": "cpu", "2": "disk"}
+        with pytest.raises(PreparationError, match="weights on disk"):
+            accelerator.prepare(net)
+        assert accelerator._models == []
+
+        accelerator, net = self._accelerator(), self._model()
+        optimizer = optimizer_of(net)
+        accelerator.prepare(net)
+        accelerator.unwrap_model(net)[2] = nn.Identity()
+        lost = r"group 0: 2\.weight, group 0: 2\.bias" if self.optimizers_follow else "together with its optimizer"
+        with pytest.raises(PreparationError, match=lost):
+            accelerator.prepare(optimizer)
+        assert accelerator._optimizers == []
+
+        accelerator = self._accelerator()
+        net, *_ = self._prepared(accelerator, self._samples(_BATCH))
+        stray = self._model()(torch.ones(1, _FEATURES, dtype=self.dtype)).sum()
+        with pytest.raises(StateError, match=r"no gradient|leads to none"):
+            accelerator.backward(stray, weight=1)
+        if self.strategy.join is Strategy.join and ensure().size > 1:
+            with pytest.raises(PreparationError, match="cannot join"), accelerator.join_uneven_inputs([net]):
+                pass
+        for refusal in self.refusals():
             accelerator = self._accelerator()
             with pytest.raises(refusal.error, match=refusal.message):
                 refusal.act(accelerator)
@@ -388,46 +412,6 @@ class StrategyConformance:
         for other in others:
             torch.testing.assert_close(other, first if self.state_everywhere else {}, rtol=0, atol=0)
         return first  # type: ignore[no-any-return]
-
-    def _refused_by_all(self) -> list[Refusal]:
-        """Return what every strategy refuses."""
-
-        def disk(accelerator: Accelerator) -> None:
-            net: Any = self._model()
-            net.hf_device_map = {"0": "cpu", "2": "disk"}
-            try:
-                accelerator.prepare(net)
-            finally:
-                assert accelerator._models == []
-
-        def lost(accelerator: Accelerator) -> None:
-            net: Any = self._model()
-            optimizer = optimizer_of(net)
-            accelerator.prepare(net)
-            accelerator.unwrap_model(net)[2] = nn.Identity()
-            try:
-                accelerator.prepare(optimizer)
-            finally:
-                assert accelerator._optimizers == []
-
-        def stray(accelerator: Accelerator) -> None:
-            self._prepared(accelerator, self._samples(_BATCH))
-            accelerator.backward(self._model()(torch.ones(1, _FEATURES, dtype=self.dtype)).sum(), weight=1)
-
-        def join(accelerator: Accelerator) -> None:
-            net, *_ = self._prepared(accelerator, self._samples(_BATCH))
-            with accelerator.join_uneven_inputs([net]):
-                pass
-
-        lost_names = r"group 0: 2\.weight, group 0: 2\.bias"
-        found = [
-            Refusal(disk, PreparationError, "weights on disk"),
-            Refusal(lost, PreparationError, lost_names if self.optimizers_follow else "together with its optimizer"),
-            Refusal(stray, StateError, "no gradient|leads to none"),
-        ]
-        if self.strategy.join is Strategy.join and ensure().size > 1:
-            found.append(Refusal(join, PreparationError, "cannot join processes"))
-        return found
 
 
 class _Rows(IterableDataset[Any]):

@@ -18,7 +18,7 @@ from accel_testing import limits
 from accel_testing.network import DEVICE, ip, two_machines
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from runs import SAMPLES, check, command_of, results
+from replica_runs import SAMPLES, check, command_of, results
 
 pytest.importorskip("accel_launch", reason="accel-launch is an extra")
 pytest.importorskip("torchft", reason="torchft is not installed")

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accel_testing import limits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from runs import SAMPLES, check, command_of, launched
+from replica_runs import SAMPLES, check, command_of, launched
 
 pytest.importorskip("accel_launch", reason="accel-launch is an extra")
 pytest.importorskip("torchft", reason="torchft is not installed")

@@ -72,7 +72,6 @@ class Engine:
         self.gradients.step(norm_is_known=self._norm is not None)
         if self._norm is not None:
             self.deepspeed._global_grad_norm = self._norm
-        self._norm = None
         self.is_complete = False
         self.step_was_skipped = not self.deepspeed.was_step_applied()
         return None
@@ -82,7 +81,6 @@ class Engine:
         if self.is_complete:
             self.gradients.clear()
             self.is_complete = False
-            self._norm = None
 
 
 class _SteppedElsewhere:

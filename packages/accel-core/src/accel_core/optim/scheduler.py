@@ -80,12 +80,16 @@ class AcceleratedScheduler:
             if optimizer.step_was_skipped:
                 return
         # What it is given, such as a metric, it gets once: several times, the same metric would be no improvement.
-        once = self.split_batches or any(each is not None for each in (*args, *kwargs.values()))
-        times = 1 if once else self._replicas or world.ensure().size
+        times = 1 if any(each is not None for each in (*args, *kwargs.values())) else self._times
         for _ in range(times):
             # OneCycleLR raises after its end; rounding up the steps of an epoch can lead there.
             if not self._has_end or self.scheduler._step_count <= self.scheduler.total_steps:
                 self.scheduler.step(*args, **kwargs)
+
+    @property
+    def _times(self) -> int:
+        """Number of moves for each optimizer step."""
+        return 1 if self.split_batches else self._replicas or world.ensure().size
 
     def _begin(self) -> None:
         """Find the schedule's own optimizer among those prepared by now.

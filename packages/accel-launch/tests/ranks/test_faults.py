@@ -134,7 +134,9 @@ def test_earlier_files_of_the_log_folder_are_kept_apart(accel, script, tmp_path:
 def test_logs_go_on_after_a_restart(accel, script, tmp_path: Path) -> None:
     """Attempts of one run share a log."""
     name = script(
-        "import os, sys\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('attempt ' + attempt)\n"
+        "import os, pathlib, sys, time\nattempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "print('attempt ' + attempt, flush=True)\npathlib.Path(f\"{attempt}-{os.environ['RANK']}\").touch()\n"
+        "while not all(pathlib.Path(f'{attempt}-{rank}').exists() for rank in range(2)):\n    time.sleep(0.01)\n"
         "sys.exit(attempt == '0')\n"
     )
     accel("launch", "--cpu", "--num-processes", "2", "--max-restarts", "1", "--log-dir", "logs", name, status=0)

@@ -60,21 +60,20 @@ class Engine:
         self._norm = norm if math.isfinite(norm) else None  # a step finds an overflow by the norm
         self.deepspeed._global_grad_norm = norm  # what get_global_grad_norm reports
 
-    def step(self, closure: Callable[[], Any] | None) -> object:
+    def step(self, closure: Callable[[], Any] | None) -> None:
         """Update the parameters, and step a schedule that DeepSpeed runs; without complete gradients, do nothing."""
         if closure is not None:
             raise ConfigurationError(
                 "A DeepSpeed optimizer does not take a closure; got one. Compute the loss before step()."
             )
         if not self.is_complete:  # the window is open: more gradients come
-            return None
+            return
         self.deepspeed.set_gradient_accumulation_boundary(True)  # a later forward pass may have cleared it
         self.gradients.step(norm_is_known=self._norm is not None)
         if self._norm is not None:
             self.deepspeed._global_grad_norm = self._norm
         self.is_complete = False
         self.step_was_skipped = not self.deepspeed.was_step_applied()
-        return None
 
     def zero_grad(self, set_to_none: bool | None) -> None:
         """Drop complete gradients; those of an open window stay, and a step leaves none."""

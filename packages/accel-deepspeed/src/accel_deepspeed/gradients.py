@@ -115,8 +115,10 @@ class _Split(Gradients):
     def step(self, *, norm_is_known: bool) -> None:
         # A switch of stages 1 and 2, for gradients on the device that DeepSpeed does not clip; stage 3 has none.
         spared = norm_is_known and not self.is_offloaded and not self.optimizer.clip_grad
-        self.optimizer.compute_grad_norm = self.engine.zero_compute_grad_norm() and not spared
-        super().step(norm_is_known=norm_is_known)
+        configured = self.engine.zero_compute_grad_norm()
+        self.optimizer.compute_grad_norm = configured and not spared
+        self.engine.step()
+        self.optimizer.compute_grad_norm = configured  # a step of the script's own, or a load, looks at it
 
     def _restart(self) -> None:
         """Begin a window anew."""

@@ -300,6 +300,12 @@ def test_a_step_reports_the_norm_before_clipping() -> None:
         accelerator.backward(net(x).square().mean())
         optimizer.step()
         assert 1e-3 < float(net.get_global_grad_norm()) != float(norm), stage
+        accelerator.backward(net(x).square().mean())
+        accelerator.clip_grad_norm_(net.parameters(), 1e-3)
+        optimizer.step()
+        net.backward(net(x).square().mean())  # a step of the script's own, by DeepSpeed's calls
+        net.step()
+        assert float(net.get_global_grad_norm()) > 0, stage
 
 
 @world(2, quiet=30)

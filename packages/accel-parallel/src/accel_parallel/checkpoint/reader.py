@@ -138,7 +138,7 @@ class ShardFolder:
                 memory.copy_(_narrowed(piece, item.storage_offsets, item.lengths))
 
     def _read_rows(self, index: MetadataIndex, rows: Sequence[tuple[ReadItem, Tensor]]) -> bool:
-        """Read rows of a piece straight into memory; return whether they lie in the file as they do there."""
+        """Read rows of a piece straight into memory; `False`, with nothing read, where they have to be converted."""
         like = self.tensors[index.fqn].new_empty(self._sizes[index])
         if not all(_takes_bytes_of(like, memory) for _, memory in rows):
             return False
@@ -233,7 +233,7 @@ class ShardFolder:
 
 
 def _takes_bytes_of(like: Tensor, memory: Tensor) -> bool:
-    """Return whether rows of a tensor are the same bytes in some memory."""
+    """Return whether memory holds rows of a tensor as the bytes that a file has: nothing is converted or moved."""
     plain = type(memory) in (Tensor, torch.nn.Parameter) and memory.is_cpu and memory.is_contiguous()
     lazy = memory.is_neg() or memory.is_conj()
     return plain and not lazy and memory.dtype == like.dtype and memory.shape[1:] == like.shape[1:]
@@ -262,8 +262,7 @@ class _Window(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Read into memory, to the end of the part at most; return the number of bytes."""
-        view = memoryview(buffer).cast("B")
-        view = view[: max(0, self._length - self._at)]
+        view = memoryview(buffer).cast("B")[: max(0, self._length - self._at)]
         done = 0
         # One call of the system reads 2 GiB at most.
         while count := os.preadv(self._descriptor, [view[done:]], self._offset + self._at + done):

@@ -35,7 +35,7 @@ pytestmark = requires("torch:2.8")  # the first that computes in shards on a CPU
 
 
 plugin = partial(fsdp, **WHOLE, **LAYERS)
-"""Gives every rank whole states, and shards each layer unless told otherwise."""
+"""Gives every rank whole states, and shards each layer by default."""
 
 
 @pytest.mark.parametrize(("backend", "reduces"), [("gloo", True), ("cpu:gloo", False)])

@@ -122,7 +122,7 @@ def ddp_of(model: object) -> DistributedDataParallel | None:
 
 
 def ignored_by_ddp(model: torch.nn.Module) -> Container[str]:
-    """Return the names of the parameters and buffers that DDP is told to ignore."""
+    """Return the names of the parameters and buffers that a model excludes from DDP."""
     return getattr(model, "_ddp_params_and_buffers_to_ignore", ())
 
 

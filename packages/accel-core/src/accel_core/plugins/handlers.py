@@ -311,7 +311,7 @@ class ProfileKwargs(KwargsHandler):
 
 @contextmanager
 def profile(handler: ProfileKwargs, rank: int) -> Iterator[torch.profiler.profile]:
-    """Profile the block."""
+    """Profile the block, and write the trace of this rank where the settings name a folder."""
     folder = handler.output_trace_dir
     if folder is not None:
         os.makedirs(folder, exist_ok=True)  # one that cannot be made is known before the block runs

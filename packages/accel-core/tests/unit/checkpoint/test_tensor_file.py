@@ -257,7 +257,7 @@ def test_booleans_that_are_none_are_refused(tmp_path: Path) -> None:
         ("x", torch.eye(2).to_sparse(), r"'x' is a Tensor of torch.float32 and torch.sparse_coo"),
     ],
 )
-def test_what_the_format_cannot_hold_is_not_saved(name: str, tensor: torch.Tensor, said: str, tmp_path: Path) -> None:
+def test_values_outside_the_format_are_refused(name: str, tensor: torch.Tensor, said: str, tmp_path: Path) -> None:
     """A tensor named like the format's own entry, and a sparse one, whose indices would be missing, are named."""
     with pytest.raises(CheckpointError, match=said):
         write_tensors(tmp_path / "x", {name: tensor})

@@ -34,7 +34,7 @@ class Recording:
 
 
 def make(ranks=1, rank=0, *, data=None, size=2, seedable=False, seed=7, **kwargs):
-    """Prepare a shuffled loader as one of several ranks, from the same seed unless told otherwise."""
+    """Prepare a shuffled loader as one of several ranks, by default from the same seed."""
     torch.manual_seed(seed)
     data = range(13) if data is None else data
     options = {} if isinstance(data, IterableDataset) or "batch_sampler" in kwargs else {"shuffle": True}

@@ -42,11 +42,11 @@ class Noting:
 
 
 class NotingStream(Noting, Stream):
-    """A stream that is told of epochs."""
+    """A stream with `set_epoch`."""
 
 
 class NotingSampler(Noting, Pythonic):
-    """A sampler that is told of epochs."""
+    """A sampler with `set_epoch`."""
 
 
 class Doubling(DataLoader):

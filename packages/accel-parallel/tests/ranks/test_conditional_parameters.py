@@ -178,6 +178,7 @@ def _step_refused(orders: Orders, chosen: tuple[int, int] = (0, 0)) -> str:
     with pytest.raises(RankDisagreementError) as found:
         optimizer.step()
     assert all(torch.equal(one, each.to_local()) for one, each in zip(before, net.parameters(), strict=True))
+    optimizer.zero_grad()
     advance(_loss(net, torch.ones(2, 4), 0, (0, 1, 2)), optimizer, run=accelerator)
     return str(found.value)
 

@@ -153,11 +153,14 @@ def test_a_kill_at_any_request_leaves_the_old_or_the_new(
 def test_a_load_that_cannot_read_changes_nothing(s3: FaultyProxy, bucket: str) -> None:
     """Where all requests fail from one on, a load raises and the run is what it was."""
     save_state(build(3.0), f"{bucket}/run")
-    s3.begin()
-    stored(f"{bucket}/run")
-    for at in range(len(s3.seen)):
-        run = build(5.0)
-        s3.begin("500", at, lasting=True)
-        with pytest.raises(CheckpointError, match="failed 6 times"):
+    failures, run = [], build(5.0)
+    while values(run) == {5.0}:
+        s3.begin("500", len(failures), lasting=True)  # libraries make one request more or less from load to load
+        try:
             load_state(run, f"{bucket}/run")
-        assert values(run) == {5.0}
+        except CheckpointError as error:
+            failures.append(str(error))
+            assert values(run) == {5.0}
+    assert values(run) == {3.0}
+    assert len(failures) > 3
+    assert all("failed 6 times" in each for each in failures)

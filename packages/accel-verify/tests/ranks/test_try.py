@@ -16,7 +16,7 @@ from accel_core.accelerator import Accelerator
 from accel_core.devices.cpu import CpuDevice
 from accel_core.errors import ConfigurationError
 from accel_launch.cli import main
-from accel_testing import requires
+from accel_testing import limits, requires
 from accel_verify.parallel.report import Verdict
 from accel_verify.recorder import Finished
 from accel_verify.trial.clock import TrainingClock
@@ -127,7 +127,7 @@ def test_the_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_gather_on_one_rank_alone_is_found(tmp_path: Path, accel) -> None:
     """Two ranks hang; the lines of the script on which they stand are named, with the question that helps."""
     (tmp_path / "lonely.py").write_text(LONELY)
-    words = ("try", "--cpu", "--timeout", "20", "lonely.py")
+    words = ("try", "--cpu", "--timeout", str(20 * limits.slowness()), "lonely.py")
     found = lines_of(accel(*words, quiet=90, forked=False, status=1).stdout)  # a fork prints no stack at SIGABRT
     gather = LONELY.splitlines().index("        print(accelerator.gather(loss))") + 1
     assert f"rank 0 at lonely.py:{gather}" in found["failed"]

@@ -201,7 +201,6 @@ def arguments_now(given: Arguments, runtime: Runtime) -> Arguments:
 def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], project: ProjectConfiguration) -> Runtime:
     """Put a strategy and everything around it together."""
     parts = strategy.parts
-    settings = handlers.get("TrackerKwargs")
     extensions = _extensions(handlers)
     runtime = Runtime(
         world=parts.world,
@@ -209,7 +208,7 @@ def _wire(given: Arguments, strategy: Strategy, handlers: dict[str, Any], projec
         gradient_state=parts.accumulation.gradient_state,
         accumulation=parts.accumulation,
         project=project,
-        hub=TrackerHub(given.log_with, project.logging_dir, strategy.is_main, settings=settings),
+        hub=TrackerHub(given.log_with, project.logging_dir, strategy.is_main, settings=handlers.get("TrackerKwargs")),
         handlers=handlers,
         rng_types=list(given.rng_types) if given.rng_types is not None else ["generator"],
         step_scheduler_with_optimizer=given.step_scheduler_with_optimizer,
@@ -276,9 +275,7 @@ def _handlers(given: Iterable[KwargsHandler] | None) -> dict[str, Any]:
     expect(not isinstance(given, KwargsHandler), given, "kwargs_handlers is a list", f"Write [{single}(...)].")
     for handler in given or []:
         fits = isinstance(handler, KwargsHandler)
-        expect(
-            fits, handler, "kwargs_handlers holds settings", "Write DistributedDataParallelKwargs(...), for example."
-        )
+        expect(fits, handler, "kwargs_handlers holds settings", "Write GradScalerKwargs(...), for example.")
         name = type(handler).__name__
         if not isinstance(handler, _RECIPES):  # a subclass counts as the kind that it extends
             name = next((kind.__name__ for kind in _BUILT_IN if isinstance(handler, kind)), name)

@@ -24,6 +24,7 @@ from accel_core.comm.transport import (
     check_rank,
     digest_of,
     known_to_all,
+    memory_of,
     open_transport,
     participate,
     ranks_know,
@@ -32,6 +33,7 @@ from accel_core.errors import CollectiveError, PartView, RemoteRankError
 from accel_core.process import world as process_world
 from accel_core.process.world import World
 
+_NO_PICKLE = b"-"
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")
@@ -92,21 +94,21 @@ class Channel:
         device = torch.device("cpu") if "gloo" in str(self.world.backend) else self.world.device
         failure: CollectiveError | None = None
         try:
-            mine = bytes(_pickled(value))
+            mine = bytearray(_pickled(value))
         except CollectiveError as error:
-            failure, mine = error, b""
-        received: dict[int, bytes] = {}
+            failure, mine = error, bytearray(_NO_PICKLE)
+        received: dict[int, memoryview] = {}
         for source in members:  # in one order on all of them: whoever sends has its receivers waiting
-            box = [mine]
-            if source != rank:
-                dist.recv_object_list(box, source, device=device)
-            for other in members if source == rank else ():
-                if other != rank:
-                    dist.send_object_list(box, other, device=device)
-            (received[source],) = box
+            # Not by torch's lists of objects, which need NumPy.
+            length = torch.tensor([len(mine)], device=device)
+            _pass_on(length, source, members)
+            room = mine if source == rank else bytearray(int(length))
+            content = torch.frombuffer(room, dtype=torch.uint8).to(device)
+            _pass_on(content, source, members)
+            received[source] = memory_of(content.cpu())
         if failure is not None:
             raise known_to_all(failure)
-        failed = {source: "its value cannot be pickled" for source, content in received.items() if not content}
+        failed = {each: "its value cannot be pickled" for each, told in received.items() if told == _NO_PICKLE}
         if failed:
             raise RemoteRankError(remote_message(self.operation, rank, failed))
         return [value if source == rank else pickle.loads(content) for source, content in received.items()]
@@ -265,6 +267,16 @@ def only_when(chosen: bool, function: Callable[_P, _R]) -> Callable[_P, _R | Non
         return function(*args, **kwargs) if chosen else None
 
     return run
+
+
+def _pass_on(tensor: torch.Tensor, source: int, members: Sequence[int]) -> None:
+    """Give a tensor of one rank to the others of some."""
+    if dist.get_rank() != source:
+        dist.recv(tensor, source)
+        return
+    for other in members:
+        if other != source:
+            dist.send(tensor, other)
 
 
 def _pickled(value: object) -> memoryview:

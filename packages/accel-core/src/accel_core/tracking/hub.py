@@ -130,8 +130,7 @@ class TrackerHub:
             OSError: The logging directory cannot be made.
             TrackerError: With the policy `raise`, a tracker did not start.
         """
-        fits = config is None or isinstance(config, Mapping)
-        expect(fits, config, "config maps names to values", 'Write for example config={"rate": 0.1}.')
+        expect(isinstance(config, Mapping | None), config, "config maps names to values", 'Write config={"rate": 0.1}.')
         self.finish()
         wanted = _named(self.log_with)
         if not self.is_main:
@@ -214,10 +213,9 @@ class TrackerHub:
         if face is not None:
             self._deliver(self._queues[wanted])
             return face.tracker if unwrap else face
-        running = list(self._faces)
         raise ConfigurationError(
-            f"No tracker {wanted!r} is running; running are {running or 'none'}. Name it in log_with and call "
-            "init_trackers before get_tracker."
+            f"No tracker {wanted!r} is running; running are {list(self._faces) or 'none'}. Name it in log_with and "
+            "call init_trackers before get_tracker."
         )
 
     def finish(self) -> None:
@@ -400,11 +398,8 @@ def _named(log_with: Iterable[Wanted]) -> dict[str, Wanted]:
 
 def _free_name(name: str, taken: Iterable[str]) -> str:
     """Return a name that no other tracker has: the second of a name is `name#2`."""
-    return next(
-        free
-        for free in itertools.chain([name], (f"{name}#{number}" for number in itertools.count(2)))
-        if free not in taken
-    )
+    names = itertools.chain([name], (f"{name}#{number}" for number in itertools.count(2)))
+    return next(free for free in names if free not in taken)
 
 
 def _plain_name(name: str | LoggerType) -> str:

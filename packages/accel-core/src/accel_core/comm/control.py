@@ -33,7 +33,7 @@ from accel_core.errors import CollectiveError, PartView, RemoteRankError
 from accel_core.process import world as process_world
 from accel_core.process.world import World
 
-_NO_PICKLE = b"-"
+_NO_PICKLE = b"-"  # sent in place of a value that cannot be pickled; every pickle is longer
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")

@@ -82,7 +82,7 @@ class Sharded(Split):
 @pytest.mark.parametrize("ranks", [2, 4])
 @world("ranks")
 def test_a_split_model_equals_one_process(tmp_path: Path, ranks: int) -> None:
-    """A model on two split ranks, alone and beside its copy, passes the whole suite."""
+    """A model that is split over ranks, alone and beside its copy, passes the whole suite."""
     Split()._everything(tmp_path)
 
 

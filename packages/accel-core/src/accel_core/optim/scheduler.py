@@ -88,7 +88,7 @@ class AcceleratedScheduler:
 
     @property
     def _times(self) -> int:
-        """Number of moves for each optimizer step."""
+        """Number of moves for each optimizer step; verify-parallel's run on one process has a number of its own."""
         return 1 if self.split_batches else self._replicas or world.ensure().size
 
     def _begin(self) -> None:

@@ -543,6 +543,8 @@ class Stage(pipelining.PipelineStage):
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
         """Compute gradients of inputs, of weights or of both; torch sends zeros for those that are missing."""
+        # Every kind of backward pass comes through here. After an error only this is left out: the next step needs what
+        # torch does around it, such as taking what was received.
         module: Any = self.submod
         for block in module.sharded:
             block.set_requires_gradient_sync(last_backward)
